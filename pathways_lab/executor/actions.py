@@ -13,16 +13,12 @@ Paper: section 4.5 (asynchronous dispatch on the hosts).
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.program import Plan, Transfer, ValueId
+from pathways_lab.core.program.program import Plan, Transfer
 from pathways_lab.executor.local_array import Reader, Slot
-from pathways_lab.executor.stretches import Stretch
-
-Key = tuple[int, int]
-"""Run and step."""
+from pathways_lab.executor.steps import Key, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,43 +27,6 @@ class Decision:
 
     run: int
     step: int
-
-
-@dataclass(slots=True, eq=False)
-class Launch:
-    """Hand the gangs of a segment to their lane, one after the other.
-
-    inputs: slots of the stretch's externals, by cell.  lost: inputs without a value: every
-    gang that depends on them, directly or not, has no result.
-    together: other hosts launch them too, so each is launched, with zeros for lost inputs;
-    else a gang that lacks an input is not.
-    outputs: slots of what it exports, by value.
-    copies: cells of donated inputs that somebody else still names: give a copy away.
-    first: no gang of this function was launched on this slice before.
-    seq: the place of its first gang in the island's order.
-    last: its last gang is the last step of its run here.  followers: who waits until it is over.
-    stamp: what came with its grant.
-    """
-
-    run: int
-    plan: Plan
-    stretch: Stretch
-    lane: str
-    inputs: tuple[Slot, ...]
-    outputs: Mapping[ValueId, Slot]
-    lost: frozenset[int]
-    together: bool
-    copies: frozenset[int]
-    first: bool
-    seq: int
-    last: bool
-    followers: Sequence[object] = field(default=(), repr=False)  # they have followers, too
-    stamp: Any = None
-
-    @property
-    def key(self) -> Key:
-        """The run, and the step of the first gang."""
-        return self.run, self.stretch.parts[0].index
 
 
 @dataclass(slots=True, eq=False)
@@ -144,4 +103,5 @@ class Broken:
     message: str
 
 
-Action = Launch | Send | Receive | CancelReceive | Serve | Refuse | Report | RunOver | Broken
+Action = Segment | Send | Receive | CancelReceive | Serve | Refuse | Report | RunOver | Broken
+"""A segment as an action: hand its gangs to its lane, one after the other."""

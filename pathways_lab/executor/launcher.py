@@ -14,7 +14,7 @@ are in :mod:`pathways_lab.executor.transfers`.
 
 Rule for maintainers: the driver calls in, gets a list of actions, and carries
 them out in order; a device queue launches segments in the order of the
-:class:`Launch` actions.  Every granted step is reported exactly once.
+:class:`Segment` actions.  Every granted step is reported exactly once.
 
 Paper: section 4.4 (gang scheduling: consistent order), section 4.5 (parallel
 asynchronous dispatch).
@@ -30,13 +30,13 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program.program import Call, Plan, SliceId, Value
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Action, Broken, Decision, Key, RunOver
+from pathways_lab.executor.actions import Action, Broken, Decision, RunOver
 from pathways_lab.executor.local_array import Reader, Slot
 from pathways_lab.executor.local_plans import REPEATED
 from pathways_lab.executor.order import Order
 from pathways_lab.executor.run_values import Values
 from pathways_lab.executor.segments import Segments
-from pathways_lab.executor.steps import Move, Segment
+from pathways_lab.executor.steps import Key, Move, Segment
 from pathways_lab.executor.transfers import Moves
 
 
@@ -147,7 +147,7 @@ class Launcher:
         """Take one window.  arguments: payloads by plan input, with a run's first window.
 
         An argument that could not be made is a :class:`Failure` in its place.
-        stamp: comes back with every :class:`Launch` of the window.
+        stamp: comes back with every :class:`Segment` of the window.
         free: the order is off: it is launched as it comes, whatever its number.
         """
         wrong = self._book.take(grant, free)

@@ -22,11 +22,11 @@ from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, SliceId
-from pathways_lab.executor.actions import Key, Launch, Report
+from pathways_lab.executor.actions import Report
 from pathways_lab.executor.local_array import DONATED, FAILED, ISSUED, PENDING
 from pathways_lab.executor.order import Order
 from pathways_lab.executor.run_values import Values
-from pathways_lab.executor.steps import Run, Segment
+from pathways_lab.executor.steps import Key, Run, Segment
 from pathways_lab.executor.stretches import Stretch, stretches
 
 Code = tuple[str, SliceId]
@@ -139,27 +139,10 @@ class Segments:
         for cell, slot in enumerate(segment.inputs):
             if slot.lacking and slot.failure is not None:
                 segment.lost[cell] = slot.failure
-        run, stretch, copies = segment.run, segment.stretch, segment.copies
-        self._values.actions.append(
-            Launch(
-                run.id,
-                run.reading.plan,
-                stretch,
-                segment.lane,
-                segment.inputs,
-                segment.outputs,
-                frozenset(segment.lost),
-                len(segment.devices) > len(segment.locals),
-                copies,
-                segment.first,
-                segment.seq,
-                stretch.parts[-1].index == run.reading.end - 1,
-                segment.when_done,
-                segment.stamp,
-            )
-        )
-        self._take_memory(segment, copies)
-        for part in stretch.parts if segment.lost else ():
+        segment.copies = segment.shared()
+        self._values.actions.append(segment)
+        self._take_memory(segment)
+        for part in segment.stretch.parts if segment.lost else ():
             cause = segment.cause(part)
             if cause is not None:
                 segment.lost.update(dict.fromkeys(part.outputs, cause))
@@ -170,9 +153,9 @@ class Segments:
                 slot.become(ISSUED)
         self._order.handed(segment)
 
-    def _take_memory(self, segment: Segment, copies: frozenset[int]) -> None:
+    def _take_memory(self, segment: Segment) -> None:
         """Exactly what it needed room for; zeros take as much as what they stand for."""
-        buffers, stretch = self._values.buffers, segment.stretch
+        buffers, stretch, copies = self._values.buffers, segment.stretch, segment.copies
         segment.held = segment.temporary + segment.growth(copies) - stretch.kept
         for slot in segment.inputs:
             buffers.count(slot)

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.program import Transfer, ValueId
-from pathways_lab.executor.actions import Key
+from pathways_lab.core.program.program import Plan, Transfer, ValueId
 from pathways_lab.executor.local_array import FAILED, Reader, Slot
 from pathways_lab.executor.local_plans import Reading
 from pathways_lab.executor.stretches import Part, Stretch, growth
+
+Key = tuple[int, int]
+"""Run and step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +44,7 @@ class Run:
     failure: Failure | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)  # a segment knows segments: all would be told
 class Segment:
     """The gangs of a stretch in progress; of a stretch of one, a gang alone.
 
@@ -57,7 +59,10 @@ class Segment:
     held: bytes that it gives back when it is done.
     waits: open conditions, and one for its registration.
     when_handed, when_done: segments that wait for this one.
-    lost: by cell, why it has no value.
+    lost: by cell, why it has no value: each gang that depends on one, directly or not, has no
+        result.
+    copies: since it was handed over, cells of donated inputs that somebody else still names: a copy
+        is given away.
     over: so many of its gangs are.
     number: of all segments, in the order in which this host was granted them.
     """
@@ -80,6 +85,7 @@ class Segment:
     handed: bool = False
     done: bool = False
     lost: dict[int, Failure] = field(default_factory=dict)
+    copies: frozenset[int] = frozenset()
     over: int = 0
     when_handed: list[Segment] = field(default_factory=list)
     when_done: list[Segment] = field(default_factory=list)
@@ -93,10 +99,25 @@ class Segment:
         """The run, and the step of the first gang."""
         return self.run.id, self.stretch.parts[0].index
 
-    # --- donation -------------------------------------------------------------------------
+    @property
+    def plan(self) -> Plan:
+        """Its program."""
+        return self.run.reading.plan
 
     @property
-    def copies(self) -> frozenset[int]:
+    def together(self) -> bool:
+        """Whether other hosts launch its gangs too, so that each is launched, with zeros for lost
+        inputs; else a gang that lacks an input is not."""
+        return len(self.devices) > len(self.locals)
+
+    @property
+    def last(self) -> bool:
+        """Whether its last gang is the last step of its run here."""
+        return self.stretch.parts[-1].index == self.run.reading.end - 1
+
+    # --- donation -------------------------------------------------------------------------
+
+    def shared(self) -> frozenset[int]:
         """Cells of donated inputs that another buffer or another input names: they survive."""
         inputs, gives = self.inputs, self.stretch.gives
         if not gives:
@@ -130,7 +151,7 @@ class Segment:
         """Bytes of what it makes beyond donated inputs, and of inputs not on devices yet."""
         missing = {slot for slot in self.inputs if not slot.counted}
         arriving = sum(slot.value.nbytes for slot in missing)
-        return arriving + self.growth(self.copies) + self.temporary
+        return arriving + self.growth(self.shared()) + self.temporary
 
     # --- failures -------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Transfer
-from pathways_lab.executor.actions import CancelReceive, Key, Receive, Report, Send
+from pathways_lab.executor.actions import CancelReceive, Receive, Report, Send
 from pathways_lab.executor.local_array import FAILED, READY
 from pathways_lab.executor.run_values import Values
-from pathways_lab.executor.steps import Move, Run
+from pathways_lab.executor.steps import Key, Move, Run
 
 
 class Moves:

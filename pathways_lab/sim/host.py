@@ -32,8 +32,6 @@ from pathways_lab.executor.actions import (
     Broken,
     CancelReceive,
     Decision,
-    Key,
-    Launch,
     Receive,
     Report,
     RunOver,
@@ -42,6 +40,7 @@ from pathways_lab.executor.actions import (
 )
 from pathways_lab.executor.ends import Ends
 from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.steps import Key, Segment
 from pathways_lab.sim.parts import Part, WorldPort, made_of
 
 _BYTES = Layout((("x", 1),), ((),))
@@ -154,7 +153,7 @@ class Host:
         self._doing, ended, prompt = True, False, False
         while todo:
             match action := todo.popleft():
-                case Launch():
+                case Segment():
                     self._hand_over(action)
                 case Report(run=run, times=times):
                     ended, prompt = True, prompt or run in self.prompt
@@ -189,11 +188,11 @@ class Host:
 
     # --- beginning gangs -------------------------------------------------------------
 
-    def _hand_over(self, launch: Launch) -> None:
-        stretch, run, seq = launch.stretch, launch.run, launch.seq
+    def _hand_over(self, segment: Segment) -> None:
+        stretch, run, seq = segment.stretch, segment.run.id, segment.seq
         devices, cells = self.local[stretch.first.slice], [None] * len(stretch.sizes)
-        self.lanes.setdefault(launch.lane, Lane()).waiting.extend(
-            Part(self, launch, run, part.index, part.call, devices, seq + at, at, cells)
+        self.lanes.setdefault(segment.lane, Lane()).waiting.extend(
+            Part(self, segment, run, part.index, part.call, devices, seq + at, at, cells)
             for at, part in enumerate(stretch.parts)
         )
 
@@ -212,7 +211,7 @@ class Host:
         if self.thread <= now:
             self.thread = now + world.vary(world.machine.costs.wake)
         self.thread += world.vary(world.machine.costs.launch)
-        if whole or (world.launch_poisoned and part.launch.together):
+        if whole or (world.launch_poisoned and part.segment.together):
             if world.remember:
                 self.launches.append((part.run, part.step, part.devices))
             part.gang = gang = world.gang(part, world.machine.cost(part.call.function))
@@ -222,17 +221,17 @@ class Host:
 
     def _compute(self, part: Part) -> bool:
         """Give values their contents; False: an input has none, as far as is known yet."""
-        launch, call = part.launch, part.call
-        cells, piece = part.cells, launch.stretch.parts[part.at]
+        segment, call = part.segment, part.call
+        cells, piece = part.cells, segment.stretch.parts[part.at]
         if not part.at:
-            for cell, slot in enumerate(launch.inputs):
-                cells[cell] = None if cell in launch.lost else slot.payload
+            for cell, slot in enumerate(segment.inputs):
+                cells[cell] = None if cell in segment.lost else slot.payload
         inputs = [cells[cell] for cell in piece.inputs]
         whole = None not in inputs
         for cell, value in zip(piece.outputs, call.outputs, strict=True):
             cells[cell] = made_of(call.function, value, *inputs) if whole else None
         for position, value in piece.exports:
-            launch.outputs[value].payload = cells[piece.outputs[position]]
+            segment.outputs[value].payload = cells[piece.outputs[position]]
         return whole
 
     def _launched(self, part: Part) -> None:
@@ -240,7 +239,7 @@ class Host:
             part.launched = True
             if part.gang is not None:
                 self.world.memory.launched(part, self.world.agenda.now)
-            self._turn(self.lanes[part.launch.lane])
+            self._turn(self.lanes[part.segment.lane])
 
     def _turn(self, lane: Lane) -> None:
         """Give its devices to the next computations, as many as they have streams."""
@@ -263,18 +262,18 @@ class Host:
     def part_ended(self, part: Part, seconds: float, failure: Failure | None) -> None:
         """A gang has ended here; the launcher hears of the ends of a lane in their order."""
         part.over, part.seconds, part.failure = True, seconds, failure
-        lane = self.lanes[part.launch.lane]
+        lane = self.lanes[part.segment.lane]
         while lane.flying and lane.flying[0].over:
             self._do(self._tell(lane.flying.popleft()))
         self._turn(lane)
 
     def _tell(self, part: Part) -> list[Action]:
-        launch, failure = part.launch, part.failure
+        segment, failure = part.segment, part.failure
         if failure is not None:
-            for cell in launch.stretch.parts[part.at].outputs:
+            for cell in segment.stretch.parts[part.at].outputs:
                 part.cells[cell] = None
         failures = {} if failure is None else {part.at: failure}
-        return self.launcher.done(launch.key, [part.seconds], failures)
+        return self.launcher.done(segment.key, [part.seconds], failures)
 
     def line(self) -> Iterator[tuple[int, int, SliceId]]:
         """Run, step and slice of gangs that are not over, in the order of their turns."""

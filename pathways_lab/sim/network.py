@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Box, Layout, boxes
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Key, Receive, Send
+from pathways_lab.executor.actions import Receive, Send
+from pathways_lab.executor.steps import Key
 from pathways_lab.sim.parts import HostPort, WorldPort
 
 

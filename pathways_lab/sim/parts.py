@@ -20,8 +20,9 @@ from typing import Any, Protocol
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Key, Launch, Receive, Send
+from pathways_lab.executor.actions import Receive, Send
 from pathways_lab.executor.ends import Ends
+from pathways_lab.executor.steps import Key, Segment
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.machine import FunctionCost, Machine
@@ -55,7 +56,7 @@ class Gang:
 class Part:
     """A gang on one host.
 
-    launch: by which the launcher handed it over.  at: its position in the segment.
+    segment: of which it is a part.  at: its position there.
     cells: contents of the segment's values.
     gang: None where the host leaves it out.
     launched: it left the launch thread.  running: its devices have come to it.
@@ -63,7 +64,7 @@ class Part:
     """
 
     host: HostPort
-    launch: Launch
+    segment: Segment
     run: int
     step: int
     call: Call

@@ -86,7 +86,7 @@ class Memory:
     def launched(self, part: Part, time: float) -> None:
         """A gang was handed to the devices of one host."""
         if self.on:
-            call, plan = part.call, part.launch.plan
+            call, plan = part.call, part.segment.plan
             args = {"devices": part.devices, "line": _line(call), **_args(part.seq, call.slice)}
             self.records.append(
                 records.Event(
@@ -98,7 +98,7 @@ class Memory:
     def gang(self, part: Part, start: float, end: float, failed: bool) -> None:
         """A gang has ended on one host."""
         if self.on:
-            call, plan = part.call, part.launch.plan
+            call, plan = part.call, part.segment.plan
             self.records.append(
                 records.Span(
                     "gang", start, end, part.host.island, part.host.name, part.devices, part.run,

@@ -12,9 +12,9 @@ from pathways_lab.core.program.array_types import shard_bytes
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Call, Node, Plan, SliceId, Step, Transfer, Value
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Action, Key, Launch, Receive, Report, Send
+from pathways_lab.executor.actions import Action, Receive, Report, Send
 from pathways_lab.executor.launcher import Launcher
-from pathways_lab.executor.steps import Segment
+from pathways_lab.executor.steps import Key, Segment
 
 HOST = "island0/host0"
 BYTES = 10
@@ -170,7 +170,7 @@ class Bench:
     def take(self, actions: list[Action]) -> list[Action]:
         self.actions += actions
         for action in actions:
-            if isinstance(action, Launch):
+            if isinstance(action, Segment):
                 for slot in action.outputs.values():
                     slot.payload = None if slot.state == "failed" else object()
         return actions
@@ -183,21 +183,20 @@ class Bench:
 
     def launched(self) -> list[str]:
         """Names of the functions handed over so far, in order."""
-        return [a.stretch.first.function for a in self.actions if isinstance(a, Launch)]
+        return [a.stretch.first.function for a in self.actions if isinstance(a, Segment)]
 
-    def launch(self, function: str) -> Launch:
+    def launch(self, function: str) -> Segment:
         (found,) = [
             a
             for a in self.actions
-            if isinstance(a, Launch) and a.stretch.first.function == function
+            if isinstance(a, Segment) and a.stretch.first.function == function
         ]
         return found
 
     def poison(self, function: str) -> Failure | None:
         """Why a gang that was handed over has no results."""
-        (part,) = self.launch(function).stretch.parts
-        segment = self.launcher._runs[self.launch(function).run].steps[part.index]
-        assert isinstance(segment, Segment)
+        segment = self.launch(function)
+        (part,) = segment.stretch.parts
         return segment.cause(part)
 
     def done(self, function: str, failure: Failure | None = None) -> list[Action]:

@@ -18,7 +18,8 @@ class Job:
     """Gangs that have ended.  waits(): whether somebody waits for it."""
 
     def __init__(self, waits: Any = lambda: False, run: int = 1) -> None:
-        self.segment = SimpleNamespace(launch=SimpleNamespace(run=run, lane="lane"))
+        segment = SimpleNamespace(run=SimpleNamespace(id=run), lane="lane")
+        self.job = SimpleNamespace(segment=segment)
         self._waits = waits
 
     @property

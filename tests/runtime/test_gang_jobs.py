@@ -47,7 +47,7 @@ def waited(receipt: Receipt, *, free: bool, doomed: Failure | None = None) -> li
     stretch = SimpleNamespace(parts=parts, sizes=(), gives=(), first=call, bundled=False)
     launch: Any = SimpleNamespace(
         stamp=Work(0.0, 0.0, free=free), stretch=stretch, first=False, inputs=(), outputs={},
-        copies=frozenset(), plan=SimpleNamespace(name="p"),
+        lost={}, copies=frozenset(), plan=SimpleNamespace(name="p"),
     )  # fmt: skip
 
     def execute(arguments: list[Any]) -> Any:

@@ -248,7 +248,9 @@ def test_each_lap_of_a_loop_is_told_as_a_gang() -> None:
     plan = Plan("key", "p", (), (), (), (), ())
     parts = [SimpleNamespace(index=0, call=call)]
     job: Any = SimpleNamespace(
-        launch=SimpleNamespace(plan=plan, run=9, seq=40, stamp=Work(0.0, 0.1, 0.2)),
+        segment=SimpleNamespace(
+            plan=plan, run=SimpleNamespace(id=9), seq=40, stamp=Work(0.0, 0.1, 0.2)
+        ),
         parts=parts, place=Place(bound, "i/h", Footprint("lane", {("i/h", 0): object()})),
         announced=1, handed=0.3,
         laps=[Lap(n, 1, n + 1.0, n + 1.1, n + 1.2, n + 1.9) for n in (0, 1)],

@@ -13,12 +13,12 @@ from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import (
     Broken,
     CancelReceive,
-    Launch,
     Refuse,
     RunOver,
     Serve,
 )
 from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.steps import Segment
 from tests.runtime.launch_kit import BYTES, HOST, Bench, PlanBuilder, binding, grant, value
 
 BOOM = Failure("execute", "boom")
@@ -36,7 +36,7 @@ def test_a_chain_on_one_lane_is_handed_over_at_once() -> None:
     bench.launcher.program(plan)
     bench.grant(grant(7, plan, inputs=(None,), outputs=(70,)), _0="A")
     assert bench.launched() == ["f", "g"]
-    assert [a.seq for a in bench.actions if isinstance(a, Launch)] == [0, 1]
+    assert [a.seq for a in bench.actions if isinstance(a, Segment)] == [0, 1]
     bench.done("f")
     bench.done("g")
     assert [key for key, _ in bench.reports()] == [(7, 0), (7, 1)]
@@ -184,7 +184,7 @@ def test_the_first_gang_of_a_function_on_several_hosts_is_alone() -> None:
     assert bench.launched() == ["f", "g", "h"]
     bench.grant(grant(2, again))
     assert bench.launched() == ["f", "g", "h", "g", "h"]
-    assert not any(a.first for a in bench.actions[-2:] if isinstance(a, Launch))
+    assert not any(a.first for a in bench.actions[-2:] if isinstance(a, Segment))
 
 
 # --- grants --------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import pytest
 from pathways_lab.core.errors import Failure
 from pathways_lab.executor.actions import (
     Broken,
-    Launch,
     Receive,
     Send,
 )
 from pathways_lab.executor.order import Order
+from pathways_lab.executor.steps import Segment
 from tests.runtime.launch_kit import HOST, Bench, PlanBuilder, binding, grant
 
 BOOM = Failure("execute", "boom")
@@ -57,14 +57,14 @@ def play(seed: int) -> None:
         if cut < len(plan.steps):
             bench.grant(grant(run, plan, first=cut, inputs=(77,), outputs=ids))
     launched: dict[int, list[tuple[int, int]]] = {d: [] for d in range(4)}
-    flying: dict[str, list[Launch]] = {}
+    flying: dict[str, list[Segment]] = {}
     todo: list[object] = []
     seen = 0
     aborted = rng.choice([0, 0, 3])
     while seen < len(bench.actions) or todo or any(flying.values()):
         for action in bench.actions[seen:]:
             seen += 1
-            if isinstance(action, Launch):
+            if isinstance(action, Segment):
                 mine = devices[action.stretch.first.slice]
                 for lane, gangs in flying.items():
                     busy = set().union(*(devices[g.stretch.first.slice] for g in gangs), set())
@@ -83,7 +83,7 @@ def play(seed: int) -> None:
             break
         chosen = rng.choice(choices)
         failure = BOOM if rng.random() < 0.1 else None
-        if isinstance(chosen, Launch):
+        if isinstance(chosen, Segment):
             flying[chosen.lane].pop(0)
             bench.take(bench.launcher.done(chosen.key, [0.0], {0: failure} if failure else {}))
         elif isinstance(chosen, Send):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Launch, Receive
+from pathways_lab.executor.actions import Receive
 from pathways_lab.executor.device_memory import Memory
+from pathways_lab.executor.steps import Segment
 from tests.runtime.launch_kit import (
     BYTES,
     HOST,
@@ -238,4 +239,4 @@ def test_an_input_made_by_a_run_granted_after_an_earlier_window() -> None:
     bench.grant(grant(2, maker, inputs=(None,), outputs=(7,)), _0=object())
     bench.grant(grant(1, reader, first=1, inputs=(None, 7), outputs=(8,)))
     assert bench.launched() == ["f", "m", "g"]
-    assert not any(a.lost for a in bench.actions if isinstance(a, Launch))
+    assert not any(a.lost for a in bench.actions if isinstance(a, Segment))

@@ -11,8 +11,9 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Plan
-from pathways_lab.executor.actions import Launch, Report
+from pathways_lab.executor.actions import Report
 from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.steps import Segment
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.host.segment_job import UNSEEN, Ends, Piece, SegmentJob
 from tests.runtime.launch_kit import HOST, PlanBuilder, binding, grant
@@ -55,14 +56,14 @@ class Devices:
 
 def launched(
     plan: Plan, devices: Devices, awaited: tuple[str, ...] = ()
-) -> tuple[Launch, list[Ends]]:
+) -> tuple[Segment, list[Ends]]:
     """A row, launched to its end: its pieces.  awaited: values that somebody waits for."""
     launcher = Launcher(HOST, "island0")
     launcher.bind(binding(1, 0), "lane 1")
     launcher.program(plan)
     outputs = tuple(range(len(plan.outputs)))
     (row,) = launcher.grant(grant(1, plan, inputs=(None,), outputs=outputs), {0: "a"})
-    assert isinstance(row, Launch)
+    assert isinstance(row, Segment)
     for name in awaited:
         slot = next(s for s in row.outputs.values() if s.value.name == name)
         assert slot.when_settled(lambda: None)
@@ -161,7 +162,7 @@ def test_an_argument_that_cannot_be_read_fails_its_readers() -> None:
     launcher.program(plan)
     broken = Failure("execute", "no such bytes")
     actions = launcher.grant(grant(1, plan, inputs=(None,), outputs=(1, 2)), {0: broken})
-    row = next(action for action in actions if isinstance(action, Launch))
+    row = next(action for action in actions if isinstance(action, Segment))
     devices: Any = Devices()
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
     piece = Piece(
@@ -182,7 +183,7 @@ def together(
     launcher.bind(replace(binding(1, 0), devices=((HOST, 0), ("island0/host1", 0))), "lane 1")
     launcher.program(plan)
     actions = launcher.grant(grant(1, plan, inputs=(None,), outputs=(1, 2)), {0: given})
-    row = next(action for action in actions if isinstance(action, Launch))
+    row = next(action for action in actions if isinstance(action, Segment))
     assert row.together
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
     return SegmentJob(
@@ -197,7 +198,7 @@ def test_on_several_hosts_all_are_launched_with_zeros_for_what_is_lost(
     job, launcher = together(devices, broken, monkeypatch)
     Piece(job, 0).start()
     assert devices.called == ["f", "m", "g", "h"], "another host would wait for ever"
-    assert [slot.payload for slot in job.launch.outputs.values()] == [None, None]
+    assert [slot.payload for slot in job.segment.outputs.values()] == [None, None]
     report = launcher.done((1, 0), [0.0] * 4, {})[0]
     assert report == Report(1, 0, [0.0] * 4, dict.fromkeys(range(4), broken))
 
@@ -222,7 +223,7 @@ def test_after_one_that_could_not_be_launched_the_others_still_are(
     piece.start()
     piece.wait()
     assert seen == [("f", "a"), ("m", "f(a)"), ("g", "zeros of c"), ("h", "a")]
-    assert [slot.payload for slot in job.launch.outputs.values()] == [None, "h(a)"]
+    assert [slot.payload for slot in job.segment.outputs.values()] == [None, "h(a)"]
 
 
 def test_what_is_doomed_is_launched_no_more_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from pathways_lab.core.program.program import Call, Plan
 from pathways_lab.executor.actions import (
     Action,
     Key,
-    Launch,
     Receive,
     Report,
     Send,
@@ -90,7 +89,7 @@ class Bench:
     def __init__(self, many: bool, fails: frozenset[int] = frozenset(), limit: Any = None) -> None:
         self.launcher = (Launcher if many else OneByOne)(HOST, "island0", limit)
         self.fails = fails
-        self.lane: list[Launch] = []
+        self.lane: list[Segment] = []
         self.failures: dict[Key, str] = {}
         self.long = 0
 
@@ -98,7 +97,7 @@ class Bench:
         while actions:
             action, *actions = actions
             match action:
-                case Launch():
+                case Segment():
                     self.lane.append(action)
                     self.long += len(action.stretch.parts) > 1
                 case Report(run=run, first=first, times=times, failures=failures):
@@ -126,7 +125,7 @@ class Bench:
         while self.lane:
             self.launch(self.lane.pop(0), rng)
 
-    def launch(self, launch: Launch, rng: random.Random) -> None:
+    def launch(self, launch: Segment, rng: random.Random) -> None:
         parts = launch.stretch.parts
         times: list[float] = []
         failures: dict[int, Failure] = {}
@@ -302,10 +301,10 @@ def test_a_later_gang_that_waits_for_a_reader_of_what_it_consumes_goes_by_itself
     assert isinstance(serve, Serve)
     window = grant(1, plan, inputs=(None, 7), outputs=(10, 11))
     (only,) = launcher.grant(window, {0: "x"})
-    assert isinstance(only, Launch)
+    assert isinstance(only, Segment)
     assert only.key == (1, 0), "the first gang does not wait for the reader"
     (second,) = launcher.served(serve.slot, serve.reader)
-    assert isinstance(second, Launch)
+    assert isinstance(second, Segment)
     assert second.key == (1, 1)
 
 
@@ -333,7 +332,7 @@ def test_gangs_that_would_wait_within_a_row_go_one_by_one() -> None:
     launcher.grant(grant(1, source, inputs=(None,), outputs=(7,)), {0: "x"})
     window = grant(2, plan, place=1, previous=0, inputs=(None, 7), outputs=(8,))
     (only,) = launcher.grant(window, {0: "a"})
-    assert isinstance(only, Launch)
+    assert isinstance(only, Segment)
     assert len(only.stretch.parts) == 1, "the first gang does not wait for what comes late"
 
 
@@ -343,7 +342,7 @@ def test_with_the_order_off_gangs_go_one_by_one() -> None:
     launcher.program(plan)
     window = grant(1, plan, inputs=(None,), outputs=(5,))
     actions = launcher.grant(window, {0: "a"}, free=True)
-    assert [len(a.stretch.parts) for a in actions if isinstance(a, Launch)] == [1] * 3
+    assert [len(a.stretch.parts) for a in actions if isinstance(a, Segment)] == [1] * 3
 
 
 def test_on_several_hosts_the_first_gang_of_a_function_goes_by_itself_and_then_rows_go() -> None:
@@ -359,7 +358,7 @@ def test_on_several_hosts_the_first_gang_of_a_function_goes_by_itself_and_then_r
         actions = launcher.grant(window, {0: "a"})
         while actions:
             action, *actions = actions
-            if isinstance(action, Launch):
+            if isinstance(action, Segment):
                 assert action.together
                 assert action.first == (run == 1 and action.key[1] == 0)
                 length = len(action.stretch.parts)

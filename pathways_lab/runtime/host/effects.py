@@ -34,8 +34,6 @@ from pathways_lab.executor.actions import (
     Broken,
     CancelReceive,
     Decision,
-    Key,
-    Launch,
     Receive,
     Refuse,
     Report,
@@ -44,6 +42,7 @@ from pathways_lab.executor.actions import (
     Serve,
 )
 from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.steps import Key, Segment
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.host.client_io import Desk, Fetch
@@ -159,7 +158,7 @@ class Carrier:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Launch():
+            case Segment():
                 self._launch(action)
             case Send() | Receive():
                 self._transfer(action)
@@ -184,7 +183,7 @@ class Carrier:
     def _could_not(self, action: Action, error: Exception) -> None:
         """One step cannot be done here: that step fails."""
         match action:
-            case Launch(key=key, stretch=stretch):
+            case Segment(key=key, stretch=stretch):
                 text, line = f"{stretch.first.name} cannot be launched", stretch.first.line
                 failure = failure_of(text, error, self._host, line)
                 count = len(stretch.parts)
@@ -225,11 +224,11 @@ class Carrier:
 
     # --- gangs ------------------------------------------------------------------------------
 
-    def _launch(self, launch: Launch) -> None:
-        slice_id = launch.stretch.first.slice
+    def _launch(self, segment: Segment) -> None:
+        slice_id = segment.stretch.first.slice
         place, executables = self._tenants.place(slice_id), self._tenants[slice_id].executables
         job = SegmentJob(
-            launch,
+            segment,
             place,
             executables,
             self._host,
@@ -238,9 +237,9 @@ class Carrier:
             self._meet,
             time.monotonic(),
         )
-        job.doomed = self._doomed.pop(launch.key, None) if self._doomed else None
-        self._flying[launch.key] = job
-        self._handed.setdefault(launch.lane, []).append(Piece(job, 0))
+        job.doomed = self._doomed.pop(segment.key, None) if self._doomed else None
+        self._flying[segment.key] = job
+        self._handed.setdefault(segment.lane, []).append(Piece(job, 0))
 
     def _meet(self, place: Place, call: Call) -> None:
         """Before the first launch of a function on several hosts.  In the lane's thread."""
@@ -257,22 +256,22 @@ class Carrier:
         # First: whoever begins to wait meanwhile looks for what has ended.
         self._ended.append(piece)
         if not self._poked and (
-            piece.awaited or self._launcher.memory.short or self._hurries(piece.segment.launch)
+            piece.awaited or self._launcher.memory.short or self._hurries(piece.job.segment)
         ):
             self._poked = True
             self._call_here(self.see_ended)
 
-    def _hurries(self, launch: Launch) -> bool:
+    def _hurries(self, segment: Segment) -> bool:
         """Whether grants wait for an end of this run.
 
         Gangs shorter than :data:`GLANCE` are not seen one by one: now and then one is, and the last
         one of its lane.
         """
-        if not self._reports.hurried(launch.run):
+        if not self._reports.hurried(segment.run.id):
             return False
         if time.monotonic() - self._seen >= GLANCE:
             return True
-        lane = self._lanes.find(launch.lane)
+        lane = self._lanes.find(segment.lane)
         return lane is None or lane.empty
 
     def _broken(self, number: int, reason: str) -> None:
@@ -288,15 +287,15 @@ class Carrier:
 
     def _see(self, piece: Piece) -> list[Action]:
         """Some gangs of a segment are over: what the launcher wants done then."""
-        job, ends = piece.segment, piece.ends()
+        job, ends = piece.job, piece.ends()
         taken = list(map(sub, ends.ends, ends.starts))
-        actions = self._launcher.done(job.launch.key, taken, ends.failures)
+        actions = self._launcher.done(job.segment.key, taken, ends.failures)
         report = next(action for action in actions if isinstance(action, Report))
         spoiled = [step - report.first for step in report.failures]
         self._reports.ended(self._story.ended(job, ends, spoiled))
         job.over += len(taken)
         if job.over == len(job.parts):
-            del self._flying[job.launch.key]
+            del self._flying[job.segment.key]
         return actions
 
     def look(self) -> None:

@@ -66,17 +66,17 @@ class Story:
 
     def launched(self, job: SegmentJob, at: int) -> Event:
         """A gang was handed to its devices, and is not over yet."""
-        launch, part = job.launch, job.parts[at]
-        poisoned = not launch.lost.isdisjoint(part.inputs)
-        names = (launch.plan.name, part.call.name, job.place.binding.client)
+        segment, part = job.segment, job.parts[at]
+        poisoned = not segment.lost.keys().isdisjoint(part.inputs)
+        names = (segment.plan.name, part.call.name, job.place.binding.client)
         return launched(
             self._island,
             self._host,
             job.called[at] + self._offset(),
-            (launch.run, part.index, *names),
+            (segment.run.id, part.index, *names),
             _text(part.call.line),
             job.place.locals,
-            in_common(launch.seq + at, part.call.slice, poisoned, self._emulated),
+            in_common(segment.seq + at, part.call.slice, poisoned, self._emulated),
         )
 
     def ended(self, job: SegmentJob, ends: Ends, spoiled: list[int]) -> list[record_encoding.Ended]:
@@ -85,14 +85,14 @@ class Story:
         Each lap of a loop is a gang, and its number the step.  spoiled: those without results,
         from the first.
         """
-        launch, work, first = job.launch, job.launch.stamp, ends.first
+        segment, work, first = job.segment, job.segment.stamp, ends.first
         opens, work.told = not work.told, True
         parts = job.parts[first : first + len(ends.ends)]
         whole = record_encoding.Ended(
-            [self.about(launch.plan, part.index, part.call, job.place) for part in parts],
-            launch.run,
+            [self.about(segment.plan, part.index, part.call, job.place) for part in parts],
+            segment.run.id,
             parts[0].index,
-            launch.seq + first,
+            segment.seq + first,
             spoiled,
             max(job.announced - first, 0),
             opens,

@@ -31,9 +31,8 @@ from pathways_lab.core.diagnosis.stall import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.bundles import arrays_of
 from pathways_lab.core.program.program import Call, Value
-from pathways_lab.executor.actions import Key, Launch
 from pathways_lab.executor.local_array import Slot
-from pathways_lab.executor.steps import Segment
+from pathways_lab.executor.steps import Key, Segment
 from pathways_lab.runtime import arrays, nan_checks
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.compiler import Executable
@@ -100,7 +99,7 @@ class SegmentJob:
 
     def __init__(
         self,
-        launch: Launch,
+        segment: Segment,
         place: Place,
         executables: Mapping[str, Executable],
         host: str,
@@ -109,25 +108,25 @@ class SegmentJob:
         meet: Callable[[Place, Call], None],
         handed: float,
     ) -> None:
-        self.launch = launch
+        self.segment = segment
         self.place = place
         self.host = host
         self.on_over = on_over
         self.handed = handed
-        self.parts = launch.stretch.parts
+        self.parts = segment.stretch.parts
         self.called: list[float] = []
         self.over = 0
         self.announced = 0
         self.laps: tuple[Lap, ...] = ()
         self.doomed: Failure | None = None
         self.executables = [executables.get(part.call.function) for part in self.parts]
-        self.cells: list[Any] = [None] * len(launch.stretch.sizes)
+        self.cells: list[Any] = [None] * len(segment.stretch.sizes)
         self.lossy = False
         self.unread: dict[int, Exception] = {}
-        self.free = isinstance(launch.stamp, Work) and launch.stamp.free
+        self.free = isinstance(segment.stamp, Work) and segment.stamp.free
         only = self.executables[0] if len(self.parts) == 1 else None
         alone = only is not None and only.alone
-        self.special = alone or launch.first
+        self.special = alone or segment.first
         self._explain = explain
         self._meet = meet
 
@@ -135,19 +134,19 @@ class SegmentJob:
 
     def fill(self) -> None:
         """Take what comes from outside, for ever if it is given away."""
-        for cell, slot in enumerate(self.launch.inputs):
+        for cell, slot in enumerate(self.segment.inputs):
             array = None
             try:
-                if cell not in self.launch.lost:
+                if cell not in self.segment.lost:
                     array = taken(slot, self.place)
             except Exception as error:
                 self.unread[cell] = error
             self.cells[cell] = array
             if array is None:
                 self.cells[cell], self.lossy = _LOST, True
-        for cell in self.launch.stretch.gives:
-            if cell not in self.launch.copies:
-                self.launch.inputs[cell].payload = None
+        for cell in self.segment.stretch.gives:
+            if cell not in self.segment.copies:
+                self.segment.inputs[cell].payload = None
 
     def lacks(self, at: int) -> bool:
         """Whether a part has to do without an input."""
@@ -159,41 +158,41 @@ class SegmentJob:
 
     def arguments(self, at: int) -> list[Any]:
         """The inputs of a part: zeros for those that are lost, copies of those to be kept."""
-        part, values, place = self.parts[at], self.launch.plan.values, self.place
+        part, values, place = self.parts[at], self.segment.plan.values, self.place
         found = []
         for cell, value in zip(part.inputs, part.call.inputs, strict=True):
             array = self.cells[cell]
             if array is _LOST:
                 array = arrays.zeros(values[value], place)
-            if cell in self.launch.copies and cell in part.gives:
+            if cell in self.segment.copies and cell in part.gives:
                 array = arrays.copied(values[value], array, place)
             found.append(array)
         return found
 
     def made(self, at: int, results: list[Any]) -> list[Any]:
         """The results of a part, those of a bundle together."""
-        if not self.launch.stretch.bundled:
+        if not self.segment.stretch.bundled:
             return results
-        values = self.launch.plan.values
+        values = self.segment.plan.values
         return arrays.gathered(results, [values[v] for v in self.parts[at].call.outputs])
 
     def prepare(self, at: int, executable: Executable) -> None:
         """Before the launch of a special gang."""
         if executable.calls_python:
-            executable.gangs.key, executable.gangs.errors = self.launch.key, []
-        if self.launch.first:
+            executable.gangs.key, executable.gangs.errors = self.segment.key, []
+        if self.segment.first:
             self._meet(self.place, self.parts[at].call)
 
     def look(self, at: int, receipt: Any) -> None:
         """Read the receipt of a special gang.  Raises the error that it tells of."""
         executable, call = self.executables[at], self.parts[at].call
-        values = self.launch.plan.values
+        values = self.segment.plan.values
         assert executable is not None
         if isinstance(receipt, Laps):
             self.laps = receipt.laps
         if executable.calls_python and executable.gangs.errors:
             raise CallbackError(*executable.gangs.errors[0])
-        if executable.check is not None and not self.launch.lost:
+        if executable.check is not None and not self.segment.lost:
             inputs, outputs = (
                 arrays_of([values[v] for v in many]) for many in (call.inputs, call.outputs)
             )
@@ -201,7 +200,7 @@ class SegmentJob:
 
     def failure(self, at: int, error: BaseException) -> Failure:
         """The failure of a part."""
-        call, plan = self.parts[at].call, self.launch.plan
+        call, plan = self.parts[at].call, self.segment.plan
         if self.doomed is not None:
             return doom(self.doomed, plan, call, self.host)
         return self._explain(self.place, failure_in(error, plan, call, self.host))
@@ -216,9 +215,9 @@ class SegmentJob:
 class Piece:
     """Some gangs of a segment, as a device queue's job.  first: the first of them."""
 
-    def __init__(self, segment: SegmentJob, first: int) -> None:
-        self.segment = segment
-        self.devices = segment.place.locals
+    def __init__(self, job: SegmentJob, first: int) -> None:
+        self.job = job
+        self.devices = job.place.locals
         self.first = first
         self._returned: list[float] = []
         self._ends: list[float] = []
@@ -229,24 +228,24 @@ class Piece:
 
     @property
     def doomed(self) -> Failure | None:
-        return self.segment.doomed
+        return self.job.doomed
 
     def start(self) -> None:
         """Launch as many parts as are over nearly at once, at least one."""
-        segment, at = self.segment, self.first
+        job, at = self.job, self.first
         if not at:
-            segment.fill()
-        cells, outputs, clock = segment.cells, segment.launch.outputs, time.monotonic
+            job.fill()
+        cells, outputs, clock = job.cells, job.segment.outputs, time.monotonic
         receipts, ends, returned = self._receipts, self._ends, self._returned
-        bundled = segment.launch.stretch.bundled
-        special = segment.special or bool(segment.launch.copies)
+        bundled = job.segment.stretch.bundled
+        special = job.special or bool(job.segment.copies)
         seen, now = 0, clock()
         until, soon = now + SECONDS, now + AWAITED_SECONDS
-        for part, executable in zip(segment.parts[at:], segment.executables[at:], strict=True):
-            segment.called.append(now)
+        for part, executable in zip(job.parts[at:], job.executables[at:], strict=True):
+            job.called.append(now)
             receipt = None
-            doomed = segment.doomed is not None
-            if special or segment.lossy or doomed or executable is None:
+            doomed = job.doomed is not None
+            if special or job.lossy or doomed or executable is None:
                 receipt = self._special(at, executable)
             else:
                 try:
@@ -255,7 +254,7 @@ class Piece:
                         given = arrays.spread(given)
                     results, receipt = executable(given)
                     if bundled:
-                        results = segment.made(at, results)
+                        results = job.made(at, results)
                     for cell, result in zip(part.outputs, results, strict=True):
                         cells[cell] = result
                     for position, value in part.exports:
@@ -264,7 +263,7 @@ class Piece:
                             until = soon
                 except Exception as error:
                     self._errors[at] = error
-                    segment.lose(at)
+                    job.lose(at)
             for cell in part.clears:
                 cells[cell] = None
             receipts.append(receipt)
@@ -279,41 +278,41 @@ class Piece:
 
     def _special(self, at: int, executable: Executable | None) -> Any:
         """Launch a part of which something may be wrong, or leave it out; its receipt."""
-        segment, part, receipt = self.segment, self.segment.parts[at], None
-        lacks, error = segment.lacks(at), segment.news(at)
+        job, part, receipt = self.job, self.job.parts[at], None
+        lacks, error = job.lacks(at), job.news(at)
         try:
-            if segment.doomed is not None:
-                raise PathwaysError(segment.doomed)
+            if job.doomed is not None:
+                raise PathwaysError(job.doomed)
             if executable is None:
-                raise missing(part.call, segment.host)
-            if not lacks or segment.launch.together:
-                segment.prepare(at, executable)
-                results, receipt = executable(arrays.spread(segment.arguments(at)))
+                raise missing(part.call, job.host)
+            if not lacks or job.segment.together:
+                job.prepare(at, executable)
+                results, receipt = executable(arrays.spread(job.arguments(at)))
                 if not lacks:
-                    results = segment.made(at, results)
+                    results = job.made(at, results)
                     for cell, result in zip(part.outputs, results, strict=True):
-                        segment.cells[cell] = result
+                        job.cells[cell] = result
                     for position, value in part.exports:
-                        segment.launch.outputs[value].payload = results[position]
+                        job.segment.outputs[value].payload = results[position]
         except Exception as raised:
             error = error or raised
         if error is not None:
             self._errors[at] = error
         if lacks or error is not None:
-            segment.lose(at)
+            job.lose(at)
         return receipt
 
     def rest(self) -> Piece | None:
         """The rest of the segment, which was not launched yet."""
         launched = self.first + len(self._returned)
-        return Piece(self.segment, launched) if launched < len(self.segment.parts) else None
+        return Piece(self.job, launched) if launched < len(self.job.parts) else None
 
     def ready(self) -> bool:
         return all(_is_ready(each) for each in self._receipts[len(self._ends) :])
 
     def wait(self) -> None:
         seen = len(self._ends)
-        known = 0 if self.segment.special else seen
+        known = 0 if self.job.special else seen
         try:
             for each in self._receipts[:known]:
                 if each is not None:
@@ -326,14 +325,14 @@ class Piece:
                 self._ends.append(time.monotonic())
 
     def _wait_one(self, at: int) -> None:
-        receipt, segment = self._receipts[at], self.segment
+        receipt, job = self._receipts[at], self.job
         try:
             if receipt is not None:
-                if segment.doomed is not None or segment.free:
-                    outwait(receipt, lambda: segment.doomed)
+                if job.doomed is not None or job.free:
+                    outwait(receipt, lambda: job.doomed)
                 receipt.block_until_ready()
-                if segment.special:
-                    segment.look(self.first + at, receipt)
+                if job.special:
+                    job.look(self.first + at, receipt)
         except Exception as error:
             self._errors.setdefault(self.first + at, error)
 
@@ -341,22 +340,22 @@ class Piece:
         self._begun = start
         self._receipts.clear()
         for at, raised in sorted(self._errors.items()):
-            self._failures[at] = self.segment.failure(at, raised)
-        self.segment.on_over(self)
+            self._failures[at] = self.job.failure(at, raised)
+        self.job.on_over(self)
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for the end of one of its parts, as in ``Launch.awaited``."""
-        launch, parts = self.segment.launch, self.segment.parts
+        """Whether somebody waits for the end of one of its parts, as in ``Slot.awaited``."""
+        segment, parts = self.job.segment, self.job.parts
         until = self.first + len(self._ends)
-        if until == len(parts) and (launch.last or launch.followers):
+        if until == len(parts) and (segment.last or segment.when_done):
             return True
         exports = (value for part in parts[self.first : until] for _, value in part.exports)
-        return any(launch.outputs[value].awaited for value in exports)
+        return any(segment.outputs[value].awaited for value in exports)
 
     def ends(self) -> Ends:
         """Its parts, once it is over."""
-        called = self.segment.called[self.first : self.first + len(self._returned)]
+        called = self.job.called[self.first : self.first + len(self._returned)]
         starts, ends, before = [], [], self._begun
         for own, seen in zip(called, self._ends, strict=True):
             # A gang before it may have been seen to end later than this one.

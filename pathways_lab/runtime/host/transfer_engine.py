@@ -34,8 +34,9 @@ import numpy as np
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Box
 from pathways_lab.core.program.program import Plan, Transfer, Value
-from pathways_lab.executor.actions import Key, Receive, Send
+from pathways_lab.executor.actions import Receive, Send
 from pathways_lab.executor.buffers import Past
+from pathways_lab.executor.steps import Key
 from pathways_lab.executor.transfer_routes import Group, Route
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.data_messages import Part
