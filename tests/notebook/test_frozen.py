@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
-from pathways_lab.notebook.scene.palette import HUES, INK, Palette, contrast, mixed
+from pathways_lab.notebook.scene.palette import HUES, INK, Palette, contrast
 from pathways_lab.notebook.scene.plot import LEFT, RIGHT, WIDTH, moments, nice
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.view.frozen import LIMIT, freeze
@@ -141,6 +141,15 @@ def test_the_legend_explains_what_is_shown_and_nothing_else() -> None:
     assert headings("queues") >= {"old", "new"}
     assert headings("planned") - {"waits for"} == {"new"}
     assert headings("memory") == set()
+
+
+def mixed(colour: str, other: str, share: float) -> str:
+    """*colour* with a *share* (0 to 1) of *other*; both ``"#rrggbb"``."""
+    parts = (
+        round(int(colour[i : i + 2], 16) * (1 - share) + int(other[i : i + 2], 16) * share)
+        for i in (1, 3, 5)
+    )
+    return "#" + "".join(f"{part:02x}" for part in parts)
 
 
 def test_names_of_nodes_are_legible_whatever_their_state_and_ground() -> None:

@@ -45,16 +45,6 @@ CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#5f8f3f", "#6699cc", "#44aa99
 WORK_COLOURS = ("#b99a5f", "#8a6f3f", "#7568a6", "#5f8f8a")
 """Kinds of host work: no program's colour and no cause's; always with a place in the row."""
 
-
-def mixed(colour: str, other: str, share: float) -> str:
-    """*colour* with a *share* (0 to 1) of *other*; both ``"#rrggbb"``."""
-    parts = (
-        round(int(colour[i : i + 2], 16) * (1 - share) + int(other[i : i + 2], 16) * share)
-        for i in (1, 3, 5)
-    )
-    return "#" + "".join(f"{part:02x}" for part in parts)
-
-
 PAINTS = (NEUTRAL, FAILED, BETWEEN, *HUES, *CAUSE_COLOURS, *WORK_COLOURS)
 """Every colour that a bar may have; columns hold indices into it."""
 
