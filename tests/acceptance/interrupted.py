@@ -163,33 +163,32 @@ class Interrupts:
             if self.note("close", self.left.beyond(before)):
                 before = self.left.now()  # each is told once
 
-    def transfers(self, uploads: int, downloads: int) -> None:
+    def transfers(self, lab: pw.Lab, uploads: int, downloads: int) -> None:
         """All on one lab, which stays as it is."""
-        with start() as lab:
-            on = lab.slice(2)
-            to = on.sharding(jax.P(None, "x"))
-            data = np.arange(1 << 22, dtype=np.int32).reshape(1 << 11, 1 << 11)
-            longest = (
-                self._ms(lambda: pw.device_put(data, to)),
-                self._ms(lambda: self._check(pw.device_put(data, to), data)),
-            )
-            held = pw.device_put(data, to)
-            self._check(held, data)
-            before, bytes_ = self.left.now(), self._bytes(lab)
-            for number in range(max(uploads, downloads)):
-                if number < uploads:
-                    self.strike("upload", longest[0], lambda: pw.device_put(data, to))
-                if number < downloads:
-                    self.strike("download", longest[1], held.result)
-                    held._value = None  # or it would be there already
-                if number % ROUND == ROUND - 1 or number == max(uploads, downloads) - 1:
-                    self._check(held, data)
-                    self.note("upload or download", self.left.beyond(before))
-                    until = time.monotonic() + 15
-                    while self._bytes(lab) > bytes_ and time.monotonic() < until:
-                        time.sleep(0.05)
-                    if self._bytes(lab) > bytes_:
-                        self.note("upload", [f"{self._bytes(lab):,} bytes after {bytes_:,}"])
+        on = lab.slice(2)
+        to = on.sharding(jax.P(None, "x"))
+        data = np.arange(1 << 22, dtype=np.int32).reshape(1 << 11, 1 << 11)
+        longest = (
+            self._ms(lambda: pw.device_put(data, to)),
+            self._ms(lambda: self._check(pw.device_put(data, to), data)),
+        )
+        held = pw.device_put(data, to)
+        self._check(held, data)
+        before, bytes_ = self.left.now(), self._bytes(lab)
+        for number in range(max(uploads, downloads)):
+            if number < uploads:
+                self.strike("upload", longest[0], lambda: pw.device_put(data, to))
+            if number < downloads:
+                self.strike("download", longest[1], held.result)
+                held._value = None  # or it would be there already
+            if number % ROUND == ROUND - 1 or number == max(uploads, downloads) - 1:
+                self._check(held, data)
+                self.note("upload or download", self.left.beyond(before))
+                until = time.monotonic() + 15
+                while self._bytes(lab) > bytes_ and time.monotonic() < until:
+                    time.sleep(0.05)
+                if self._bytes(lab) > bytes_:
+                    self.note("upload", [f"{self._bytes(lab):,} bytes after {bytes_:,}"])
 
     @staticmethod
     def _ms(do: Callable[[], Any], times: int = 5) -> float:
@@ -227,13 +226,13 @@ def interrupts(moments: dict[str, int], seed: int = 0) -> Interrupts:
             folders = made.left.now()["folders"]
             made.note("a lab without an interrupt", [f for f in folders if f not in empty])
             began = time.monotonic()
-            lab = start()
-            started = time.monotonic()
-            lab.close()
+            with start() as lab:
+                started = time.monotonic()
+                made.transfers(lab, moments.get("upload", 0), moments.get("download", 0))
+                ending = time.monotonic()
             ended = time.monotonic()
-            made.transfers(moments.get("upload", 0), moments.get("download", 0))
             made.starts(moments.get("start", 0), 1200 * (started - began))
-            made.closes(moments.get("close", 0), 1200 * (ended - started))
+            made.closes(moments.get("close", 0), 1200 * (ended - ending))
         finally:
             os.environ.pop("TMPDIR")
             if before[0] is not None:

@@ -149,7 +149,7 @@ def run(kills: int, seed: int, seconds: float, show: Callable[[str], object]) ->
     """
     rng, name = random.Random(seed), f"restarts-{os.getpid()}"
     right: dict[int, str] = {}
-    newest, compiled, found, longest = 0, 1, 0, 10.0
+    newest, compiled, found, longest = 0, 1, 0, 4.0
     pids: list[int] = []
     until = time.monotonic() + seconds
     assert all(map(callable, (pw.connect, pw.jit, pw.device_put))), "loaded before kernels fork"

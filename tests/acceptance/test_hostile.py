@@ -11,6 +11,6 @@ pytestmark = pytest.mark.cluster
 
 def test_a_hostile_client_ends_nobody_and_spoils_nothing() -> None:
     """Two others compute and check meanwhile; hosts and control plane are the same afterwards."""
-    told = attack(minutes=0.1, phase_seconds=3.0)
+    told = attack(minutes=0.1, phase_seconds=2.0)
     assert "'to hosts'" in told[1]
     assert "'to the control plane'" in told[1]

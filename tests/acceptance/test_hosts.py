@@ -48,7 +48,7 @@ def test_a_stopped_host_stops_only_the_lanes_that_depend_on_it(lab: pw.Lab) -> N
     np.testing.assert_array_equal(crossing.result(timeout=60), v * 4)
 
 
-def test_a_thousand_runs_leave_memory_where_it_was(lab: pw.Lab) -> None:
+def test_many_runs_leave_memory_where_it_was(lab: pw.Lab) -> None:
     left, right = (lab.slice((2,), axes=("x",), island=i.name) for i in lab.islands)
     f = pw.jit(lambda v: v + 1, on=left, in_shardings=P("x"), out_shardings=P("x"))
     g = pw.jit(lambda v: v * 2, on=right, in_shardings=P("x"), out_shardings=P("x"))
@@ -70,14 +70,14 @@ def test_a_thousand_runs_leave_memory_where_it_was(lab: pw.Lab) -> None:
         time.sleep(0.5)  # drops travel with the next message or a timer
         return {n: psutil.Process(p).memory_info().rss / 2**20 for n, p in host_pids(lab).items()}
 
-    work(200)
+    work(100)
     counts = lab.stats()
     before = resident()
-    work(1000)
+    work(500)
     after = resident()
     assert lab.stats().exported == counts.exported
     assert lab.stats().lowered == counts.lowered
     assert lab.stats().compiled == counts.compiled
     for name in before:
-        # A leak would be 1,000 MiB; runs in flight and the allocator keep what they need.
-        assert after[name] < before[name] + 400, (before, after)
+        # A leak would be 500 MiB; runs in flight and the allocator keep what they need.
+        assert after[name] < before[name] + 250, (before, after)

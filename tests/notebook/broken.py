@@ -26,10 +26,9 @@ PATIENCE = 300.0
 NOTEBOOK = "pathways_lab/notebook/"
 PANEL = "extensions/labextensions/pathways-lab/static/panel.js"
 BROWSER = "tests/notebook/test_browser.py::"
-MOVES = BROWSER + "test_it_moves_while_a_cell_spins"
 RELOAD = BROWSER + "test_a_second_view_and_a_reload_in_mid_run_show_the_present"
 KEPT = BROWSER + "test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture"
-FOUND = BROWSER + "test_a_gang_and_a_moment_are_found_again_while_a_cell_spins"
+FOUND = BROWSER + "test_it_moves_and_all_is_found_again_while_a_cell_spins"
 PROGRAM = "tests/notebook/test_browser_lab.py::test_a_program_moves_prints_fails_and_freezes"
 HEAD = "tests/notebook/test_browser_head.py::"
 HOLD = BROWSER + "test_a_held_picture_stands_and_then_shows_the_present"
@@ -55,7 +54,7 @@ class Broken:
 ALL = (
     Broken(
         "draws: nothing is put into the page", NOTEBOOK + "view/page.js",
-        "    this.body.replaceChildren(place);\n", "", MOVES,
+        "    this.body.replaceChildren(place);\n", "", FOUND,
     ),
     Broken(
         "draws: a bar is lost", NOTEBOOK + "view/live.js",
@@ -66,7 +65,7 @@ ALL = (
     Broken(
         "data grow while a cell spins: updates are not sent", NOTEBOOK + "view/live.py",
         "self.send(content, [block])",
-        'if content["type"] != "update":\n                self.send(content, [block])', MOVES,
+        'if content["type"] != "update":\n                self.send(content, [block])', FOUND,
     ),
     Broken(
         "reload: a late page is not answered", NOTEBOOK + "view/live.py",
@@ -194,7 +193,7 @@ ALL = (
     ),
     Broken(
         "outside request of a view", NOTEBOOK + "view/live.js",
-        "feed = new Feed(model);", "feed = new Feed(model);" + OUTSIDE, MOVES,
+        "feed = new Feed(model);", "feed = new Feed(model);" + OUTSIDE, FOUND,
     ),
     Broken(
         "outside request of the side panel", PANEL,

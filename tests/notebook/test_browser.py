@@ -69,17 +69,6 @@ def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
     return text + SPIN.format(seconds=spin) if spin else text
 
 
-def test_it_moves_while_a_cell_spins(page: Page, tmp_path: Path) -> None:
-    page.show("spin.ipynb", feed(spin=LONG))
-    for _ in range(3):
-        grows(page)
-        assert page.busy(), "the cell must still be spinning"
-    assert page.attribute("data-scripts") == "server"
-    assert page.painted() > 10_000
-    page.screenshot(tmp_path / "moving.png")
-    assert page.console == []
-
-
 def test_the_bars_in_the_page_are_the_records(page: Page) -> None:
     check = """
 over = lambda: ""; view._ended = over
@@ -204,9 +193,6 @@ def test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture(
         assert len(json.dumps(output)) <= 100_000
         facts = output["metadata"]["pathways_lab"]
         assert facts["computations"] > 0
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level=ERROR"]
-    subprocess.run([*command, "open.ipynb"], cwd=lab.work, check=True, timeout=120)
-    assert "data:image/svg+xml;base64," in (lab.work / "open.html").read_text()
 
 
 def test_without_the_server_route_a_busy_kernel_brings_the_script(
@@ -252,85 +238,8 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     assert compiling.startswith("compiling forward, 1 of 5, ")
 
 
-CONTRAST = """() => {
-  const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-  const light = (colour, on) => {
-    const [r, g, b, a = 1] = colour.match(/[0-9.]+/g).map(Number);
-    const [x, y, z] = [r, g, b].map((c, i) => linear(a * c + (1 - a) * (on?.[i] ?? 255)));
-    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-  };
-  const label = getComputedStyle(document.querySelector('.pathways-lab-pointed b')).color;
-  const [a, b] = [light('255, 255, 255'), light(label)].sort((p, q) => q - p);
-  return (a + 0.05) / (b + 0.05);
-}"""
-
-
-def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
-    page: Page,
-) -> None:
-    page.show("hover.ipynb", feed())
-    page.wait_for_source("order-done", 12)
-    card = page.page.locator(".pathways-lab-pointed")
-    size = "() => document.querySelector('.pathways-lab').clientHeight"
-    page.page.locator(".pathways-lab-program").first.wait_for()
-    page.page.wait_for_timeout(500)
-    before = page.page.evaluate(size)
-    page.click_mark("order", "order-done")
-    card.wait_for()
-    labels = card.locator("b").all_inner_texts()
-    assert labels == ["place in the order", "computation", "client", "line", "granted",
-                      "launched", "ran"]  # fmt: skip
-    assert " of train" in card.inner_text()
-    assert page.page.evaluate(size) == before, "nothing moves"
-    assert page.page.evaluate(CONTRAST) >= 4.5
-    figures = page.page.locator(".pathways-lab-body").bounding_box()
-    told = card.bounding_box()
-    assert figures is not None
-    assert told is not None
-    assert told["y"] >= figures["y"] + figures["height"], "never over lanes"
-    page.page.mouse.move(2, 2)
-    card.wait_for(state="hidden")
-    page.page.locator(".pathways-lab-chosen:has-text('of train')").wait_for()
-    assert page.page.locator(".bk-Tooltip").count() == 0
-    page.page.click(".pathways-lab-button:has-text('follow')")
-    x, y = page.page.evaluate(
-        """() => {
-          const document_ = document.querySelector('.pathways-lab').pathwaysDocument;
-          const view = Bokeh.index.find_one([...document_._all_models.values()]
-            .find(m => m.type === 'Figure' && m.name === 'queues'));
-          const { x, y } = view.el.getBoundingClientRect();
-          return [x + view.frame.bbox.left - 30, y + view.frame.y_scale.compute(0)];
-        }"""
-    )
-    rows = (
-        "n => document.querySelector('.pathways-lab').pathwaysDocument"
-        ".get_model_by_name('queues-rows').ticker.ticks.length === n"
-    )
-    page.page.wait_for_function(rows, arg=2)
-    page.page.mouse.click(x, y)
-    page.page.wait_for_function(rows, arg=3)
-    page.page.keyboard.down("Shift")
-    page.page.mouse.move(x + 80, y)
-    page.page.mouse.down()
-    page.page.mouse.move(x + 300, y, steps=4)
-    page.page.mouse.up()
-    page.page.keyboard.up("Shift")
-    page.page.locator(".pathways-lab-chosen:has-text('computed')").wait_for()
-    bounds = page.page.locator(".pathways-lab-stretch").bounding_box()
-    assert bounds is not None
-    assert bounds["width"] == pytest.approx(220, abs=1)
-    page.page.focus(".pathways-lab")
-    page.page.keyboard.press("Escape")
-    assert page.page.locator(".pathways-lab-stretch").count() == 0
-    page.page.click(".pathways-lab-button:has-text('follow')")
-    page.page.focus(".pathways-lab")
-    page.page.keyboard.press("u")
-    page.page.wait_for_function(rows, arg=2)
-    assert page.console == []
-
-
-def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page) -> None:
-    """And its button ends the run."""
+def test_it_moves_and_all_is_found_again_while_a_cell_spins(page: Page, tmp_path: Path) -> None:
+    """A gang, a moment; and its button ends the run."""
     view = 'View(log, ("order", "queues", "graph"), '
     count = """
 gangs = [r for r in log.records if isinstance(r, Span) and r.kind == "gang"]
@@ -342,9 +251,13 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
         count,
         command="notebook:run-cell",
     )
+    for _ in range(3):
+        grows(page)
+        assert page.busy(), "the cell must still be spinning"
+    assert page.attribute("data-scripts") == "server"
+    assert page.painted() > 10_000
+    page.screenshot(tmp_path / "moving.png")
     page.wait_for_source("order-done", 12)
-    page.start("notebook:scroll-cell-center")
-
     gang = page.click_mark("order", "order-done")
     assert page.attribute("data-gang") == str(int(gang))
     marks = {
@@ -390,6 +303,7 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
     assert "cancelled" in page.output(0), "and not spun to the end"
     page.run_cell(1)
     assert sum(count for alpha, count, _ in then if alpha == 1) == int(page.output(1))
+    assert page.console == []
 
 
 WIDER = """
@@ -474,6 +388,84 @@ def test_it_follows_the_theme(moving: Page, tmp_path: Path) -> None:
     page.page.set_viewport_size({"width": 760, "height": 900})
     until(lambda: page.source("islands-heads", "text") == ["island0", "island1"])
     page.screenshot(tmp_path / "narrow.png")
+
+
+CONTRAST = """() => {
+  const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = (colour, on) => {
+    const [r, g, b, a = 1] = colour.match(/[0-9.]+/g).map(Number);
+    const [x, y, z] = [r, g, b].map((c, i) => linear(a * c + (1 - a) * (on?.[i] ?? 255)));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const label = getComputedStyle(document.querySelector('.pathways-lab-pointed b')).color;
+  const [a, b] = [light('255, 255, 255'), light(label)].sort((p, q) => q - p);
+  return (a + 0.05) / (b + 0.05);
+}"""
+
+
+def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
+    moving: Page,
+) -> None:
+    page = moving
+    page.page.set_viewport_size({"width": 1280, "height": 1100})
+    page.wait_for_source("order-done", 12)
+    card = page.page.locator(".pathways-lab-pointed")
+    size = "() => document.querySelector('.pathways-lab').clientHeight"
+    page.page.locator(".pathways-lab-program").first.wait_for()
+    page.page.wait_for_timeout(500)
+    before = page.page.evaluate(size)
+    page.click_mark("order", "order-done")
+    card.wait_for()
+    labels = card.locator("b").all_inner_texts()
+    assert labels == ["place in the order", "computation", "client", "line", "granted",
+                      "launched", "ran"]  # fmt: skip
+    assert " of train" in card.inner_text()
+    assert page.page.evaluate(size) == before, "nothing moves"
+    assert page.page.evaluate(CONTRAST) >= 4.5
+    figures = page.page.locator(".pathways-lab-body").bounding_box()
+    told = card.bounding_box()
+    assert figures is not None
+    assert told is not None
+    assert told["y"] >= figures["y"] + figures["height"], "never over lanes"
+    page.page.mouse.move(2, 2)
+    card.wait_for(state="hidden")
+    page.page.locator(".pathways-lab-chosen:has-text('of train')").wait_for()
+    assert page.page.locator(".bk-Tooltip").count() == 0
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    x, y = page.page.evaluate(
+        """() => {
+          const document_ = document.querySelector('.pathways-lab').pathwaysDocument;
+          const view = Bokeh.index.find_one([...document_._all_models.values()]
+            .find(m => m.type === 'Figure' && m.name === 'queues'));
+          const { x, y } = view.el.getBoundingClientRect();
+          return [x + view.frame.bbox.left - 30, y + view.frame.y_scale.compute(0)];
+        }"""
+    )
+    rows = (
+        "n => document.querySelector('.pathways-lab').pathwaysDocument"
+        ".get_model_by_name('queues-rows').ticker.ticks.length === n"
+    )
+    page.page.wait_for_function(rows, arg=2)
+    page.page.mouse.click(x, y)
+    page.page.wait_for_function(rows, arg=3)
+    page.page.keyboard.down("Shift")
+    page.page.mouse.move(x + 80, y)
+    page.page.mouse.down()
+    page.page.mouse.move(x + 300, y, steps=4)
+    page.page.mouse.up()
+    page.page.keyboard.up("Shift")
+    page.page.locator(".pathways-lab-chosen:has-text('computed')").wait_for()
+    bounds = page.page.locator(".pathways-lab-stretch").bounding_box()
+    assert bounds is not None
+    assert bounds["width"] == pytest.approx(220, abs=1)
+    page.page.focus(".pathways-lab")
+    page.page.keyboard.press("Escape")
+    assert page.page.locator(".pathways-lab-stretch").count() == 0
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    page.page.focus(".pathways-lab")
+    page.page.keyboard.press("u")
+    page.page.wait_for_function(rows, arg=2)
+    assert page.console == []
 
 
 def test_a_view_whose_kernel_is_restarted_says_so(moving: Page) -> None:

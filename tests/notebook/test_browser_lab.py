@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -138,20 +137,3 @@ def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_pa
     assert "if y.sum() > 1" in text
     assert "site-packages" not in text
     page.close()
-
-
-def test_without_the_server_extension_too(browser: Any, tmp_path: Path) -> None:
-    """Another front end's situation: no route, and the kernel is busy from the first moment."""
-    bare = Lab(tmp_path, route=False)
-    page = Page(browser, bare)
-    try:
-        page.show("bare.ipynb", START + STAGES, TRAIN, SPIN, timeout=90)
-        grows(page)
-        assert page.attribute("data-scripts") == "kernel"
-        (bare.work / "seen").touch()
-        page.wait_for_idle(timeout=60)
-        time.sleep(0.5)
-        assert page.blocked == []
-    finally:
-        page.close()
-        bare.close()

@@ -1,14 +1,13 @@
 """A device process without devices, for tests: joins the control plane and stays.
 
 The name says how it behaves: ``.../crashes-N`` dies N times right after it was
-ready, ``.../never`` dies before.
+ready, ``.../never`` dies before.  Who is told to leave asks whether it may, as real ones do.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,10 @@ def main() -> None:
         if before < int(name.rpartition("-")[2]):
             marker.write_text("x" * (before + 1))
             os.abort()
-    threading.Event().wait()
+    while True:
+        news = child_process.configuration()
+        if "leave" in news and config["control"]:
+            link.send("leaving", {"reason": news["leave"]})
 
 
 if __name__ == "__main__":
