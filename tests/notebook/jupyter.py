@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -62,10 +61,6 @@ class Lab:
         self.folder = folder
         self.work = folder / "work"
         self.work.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}{base}"
         quiet = folder / "settings" / "@jupyterlab" / "apputils-extension"
         quiet.mkdir(parents=True, exist_ok=True)
         (quiet / "notification.jupyterlab-settings").write_text(
@@ -81,7 +76,7 @@ class Lab:
         extensions = {"pathways_lab_server": route}
         command = [
             sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root",
-            f"--port={port}", "--ip=127.0.0.1", "--ServerApp.port_retries=0",
+            "--port=0", "--ip=127.0.0.1",
             "--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.news_url=None",
             "--LabApp.extension_manager=readonly", "--LabApp.expose_app_in_browser=True",
             f"--ServerApp.root_dir={self.work}", f"--ServerApp.jpserver_extensions={extensions}",
@@ -96,18 +91,20 @@ class Lab:
             command, cwd=self.work, env=environment, stdout=self.log, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
-        self._wait()
+        self.url = self._wait(base)
 
-    def _wait(self) -> None:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            if self.process.poll() is not None:
-                break
-            try:
-                urllib.request.urlopen(f"{self.url}/api", timeout=1)
-                return
-            except OSError:
-                time.sleep(0.1)
+    def _wait(self, base: str) -> str:
+        """Its address, once it answers: it chooses the port itself, and tells in a file."""
+        until = time.monotonic() + 120
+        while time.monotonic() < until and self.process.poll() is None:
+            for told in (self.folder / "runtime_dir").glob("jpserver-*.json"):
+                try:
+                    url = f"http://127.0.0.1:{json.loads(told.read_text())['port']}{base}"
+                    urllib.request.urlopen(f"{url}/api", timeout=10)
+                    return url
+                except (OSError, ValueError):
+                    pass
+            time.sleep(0.1)
         text = (self.folder / "server.log").read_text()
         raise RuntimeError(f"JupyterLab did not start:\n{text[-2000:]}")
 
