@@ -15,8 +15,9 @@ INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.
   $(wildcard extensions/labextensions/*/*.json extensions/labextensions/*/static/*) \
   $(wildcard extensions/labextensions/*/schemas/*/*)
 
-# Processes of tests; those that look at time run while the others wait.
-WORKERS ?= 2
+# Processes of tests; those that look at time run while the others wait.  A third of the time
+# a test waits for processes that it has started: one more than two cores keeps these busy.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help lab demo test lint types bench doctor constraints clean compiled
