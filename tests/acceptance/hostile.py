@@ -198,7 +198,8 @@ def hostile(file: str, seed: int, seconds: float) -> None:
 
     Hostile: send what it sent before, almost.  Honest: call, as often.
 
-    At the end, or after *seconds*, it tells how many messages it sent, and how often it came.
+    It says when it has begun to do so.  At the end, or after *seconds*, it tells how many
+    messages it sent, and how often it came.
     """
     os.nice(10)  # its own work is not the lab's
     control = read_lab_file(file)
@@ -216,17 +217,26 @@ def hostile(file: str, seed: int, seconds: float) -> None:
     rng, deadline = random.Random(seed), time.monotonic() + seconds
     counts: Counter[str] = Counter()
 
+    began: set[int] = set()
+
     def going(phase: str) -> bool:
         return time.monotonic() < deadline and not ended.is_set() and told[-1] == phase
+
+    def does(what: str) -> None:
+        counts[what] += 1
+        number = len(told) - 1
+        if number not in began:
+            began.add(number)
+            print("began", number, flush=True)
 
     while time.monotonic() < deadline and not ended.is_set():
         phase = told[-1]
         changed.clear()
         try:
             if phase == "hostile":
-                _stay(control, rng, old, said, counts, lambda: going("hostile"))
+                _stay(control, rng, old, said, does, lambda: going("hostile"))
             elif phase == "honest":
-                _visit(file, counts, lambda: going("honest"))
+                _visit(file, does, lambda: going("honest"))
             else:
                 changed.wait(0.1)
         except (OSError, AuthenticationError, WireError):
@@ -235,14 +245,14 @@ def hostile(file: str, seed: int, seconds: float) -> None:
     print("told", dict(counts), flush=True)
 
 
-def _visit(file: str, counts: Counter[str], going: Callable[[], bool]) -> None:
+def _visit(file: str, does: Callable[[str], None], going: Callable[[], bool]) -> None:
     """Come as everybody does, and call."""
     with pw.connect(file, name="visitor") as lab:
         call = pw.jit(lambda x: x + 1, on=lab.slice((2,), ("x",)))
         value = np.ones((4, 8), np.float32)
         while going():
             value = call(value)
-            counts["honest calls"] += 1
+            does("honest calls")
             time.sleep(1.0 / RATE)
 
 
@@ -251,12 +261,12 @@ def _stay(
     rng: random.Random,
     old: int,
     said: Sequence[tuple[str, Said]],
-    counts: Counter[str],
+    does: Callable[[str], None],
     going: Callable[[], bool],
 ) -> None:
     """Come, begin honestly, and go on until it is cut off."""
     stay = Stay(control)
-    counts["stays"] += 1
+    does("stays")
     others = [n << 32 | low for n in range(1, 4) for low in (1, 2, 3, 100)]
     mutator = Mutator(rng, [*others, "good0", "good1", "of good0", "of good1"])
     mine = [
@@ -282,7 +292,7 @@ def _stay(
         for whom, message in itertools.chain(begin, spoilt()):
             if not (going() and stay.say(whom, message)):
                 break
-            counts["to hosts" if whom != "control" else "to the control plane"] += 1
+            does("to hosts" if whom != "control" else "to the control plane")
             time.sleep(1.0 / RATE)
     finally:
         stay.close()
@@ -313,11 +323,11 @@ class Client:
                 self.lines.append(line.strip())
                 self.said.notify_all()
 
-    def wait(self) -> None:
-        """Until it has said something."""
+    def wait(self, line: str = "") -> None:
+        """Until it has said something, or this."""
         with self.said:
-            heard = self.said.wait_for(lambda: bool(self.lines), PATIENCE)
-        assert heard, f"{self.process.args} says nothing"
+            heard = self.said.wait_for(lambda: any(line in each for each in self.lines), PATIENCE)
+        assert heard, f"{self.process.args} has not said {line!r}"
 
     def tell(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -358,13 +368,15 @@ def attack(minutes: float, seed: int = 0, phase_seconds: float = PHASE) -> list[
         for client in clients:
             client.wait()
         seconds = minutes * 60
-        evil = Client("--hostile", file, str(seed), str(seconds + 60))
+        evil = Client("--hostile", file, str(seed), str(seconds + 600))
         evil.wait()
         paces: dict[str, list[list[float]]] = {phase: [] for phase in PHASES}
-        for phase in itertools.cycle(PHASES):
+        for number, phase in enumerate(itertools.cycle(PHASES), 1):
             if phase == "quiet" and len(paces["hostile"]) * len(PHASES) * phase_seconds >= seconds:
                 break
             evil.tell(phase)
+            if phase != "quiet":
+                evil.wait(f"began {number}")
             begin = time.monotonic() + SETTLE
             time.sleep(phase_seconds)
             now = time.monotonic()
