@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathways_lab.pipeline import mpmd
     from pathways_lab.pipeline.automatic import pipeline
     from pathways_lab.pipeline.islands import data_parallel
+    from pathways_lab.pipeline.what_if import what_if
     from pathways_lab.runtime.emulated import emulated
     from pathways_lab.sim.machine import Costs, FunctionCost
     from pathways_lab.sim.simulate import Load
@@ -98,6 +99,7 @@ __all__ = [
     "switch",
     "tagged",
     "until",
+    "what_if",
 ]
 
 _HOMES = {
@@ -126,6 +128,7 @@ _HOMES = {
         "pipeline": "pipeline",
         "pipeline.islands": "data_parallel",
         "pipeline.mpmd": "mpmd",
+        "pipeline.what_if": "what_if",
         "runtime.emulated": "emulated",
         "sim.machine": "Costs FunctionCost",
         "sim.simulate": "Load",

@@ -31,6 +31,7 @@ SURFACE = {
     *("compare_timelines", "load"),
     # simulating
     *("simulate", "compare_policies", "Machine", "Costs", "FunctionCost", "Load"),
+    "what_if",
     # the same work in several ways
     "compare",
     # pictures

@@ -47,6 +47,23 @@ def in_parts(s: pw.Slice, t: pw.Slice) -> None:
     assert [f.microbatch for f in step.fragments if f.kind == "backward"] == [0, 0, 1, 1]
 
 
+@shows("pw.what_if", "WhatIf.before", "WhatIf.after", "WhatIf.error", "WhatIf.compare")
+def another_way(lab: pw.Lab, s: pw.Slice, t: pw.Slice) -> None:
+    first, second = pw.mpmd.named("first", dense), pw.mpmd.named("second", dense)
+
+    def step(both: Any, rows: Any) -> Any:
+        return [jnp.mean(second(both[1], first(both[0], a))) for a in rows]  # microbatches
+
+    step = pw.mpmd.jit(step, on={"first": s, "second": t}, name="two parts")
+    with lab.timeline.recording() as recording:
+        jax.block_until_ready(step([np.eye(4, dtype=np.float32)] * 2, np.ones((2, 4, 4))))
+    found = pw.what_if(recording, dcn=2)  # a network between islands that is twice as fast
+    print(found)  # where the time goes, measured and then
+    print(f"{found.before:.3f} s now (replayed {found.error:+.0%} off), {found.after:.3f} s then")
+    found.compare(recording)  # once it was measured: later predictions say how good this was
+    pw.what_if(recording, speed={"forward_first": 2.0})
+
+
 @shows("pw.pipeline", "pw.pipeline.Pipeline")
 def pipelining(s: pw.Slice, t: pw.Slice) -> None:
     layers = [(dense, np.eye(4, dtype=np.float32)) for _ in range(2)]

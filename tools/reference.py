@@ -37,8 +37,9 @@ OURS = {
     "Handle.buffer", "Handle.alone", "Handle.buffer_id", "Handle.pending", "Handle.session",
     "Lab.rebind_slice", "Lab.release_slice", "Lab.slice_state", "Machine.rebind_slice",
     "Machine.release_slice", "Machine.session", "Machine.slice_state", "Memory.of",
-    "OnStuck.wrong", "Planned.seen", "ProgramFunction.ready", "Simulation.world", "Slice.check",
-    "Slice.end", "Slice.mesh_of", "Slice.placed", "Step.partition", "Step.ready", "Timeline.end",
+    "OnStuck.wrong", "Planned.seen", "ProgramFunction.ready", "Recording.settle",
+    "Simulation.world", "Slice.check", "Slice.end", "Slice.mesh_of", "Slice.placed", "Step.nodes",
+    "Step.otherwise", "Step.partition", "Step.ready", "Step.types", "Timeline.end",
     "Timeline.evicted", "Timeline.extend", "Timeline.extend_later", "Timeline.grows",
     "Timeline.items", "Timeline.kept", "Timeline.plans", "Timeline.since", "Timeline.version",
 }  # fmt: skip

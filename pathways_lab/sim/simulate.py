@@ -51,7 +51,7 @@ from pathways_lab.core.program.program import (
 from pathways_lab.core.scheduling.policies import Policy
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.scheduling.tags import wrong
-from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
+from pathways_lab.core.slices.topology import Owned, SliceBinding, SliceRequest
 from pathways_lab.sim.happens import absent, hosts_of, schedule
 from pathways_lab.sim.machine import Machine
 from pathways_lab.sim.result import Simulated
@@ -90,7 +90,7 @@ class Load:
     warm: the first run ends before any other is submitted, so that nothing waits
         for compilation and what follows is the steady state.
     feeds: output position to the input position of the next run.
-    islands: where a slice shall lie, by its number in the program.
+    islands: where a slice shall lie, by its number in the program.  at: on which devices.
     start: seconds at which the client connects.
     priority, data: of its runs, for policies, as of ``pw.program``.
     """
@@ -102,6 +102,7 @@ class Load:
     warm: bool = False
     feeds: Mapping[int, int] = field(default_factory=dict)
     islands: Mapping[SliceId, str] = field(default_factory=dict)
+    at: Mapping[SliceId, tuple[Owned, ...]] = field(default_factory=dict)
     start: float = 0.0
     priority: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -222,13 +223,19 @@ def _requests(load: Load, machine: Machine) -> dict[SliceId, SliceRequest]:
     if isinstance(load.program, Program | Plan):
         return {
             s: SliceRequest(
-                tuple(size for _, size in mesh), tuple(a for a, _ in mesh), load.islands.get(s)
+                tuple(size for _, size in mesh),
+                tuple(a for a, _ in mesh),
+                load.islands.get(s),
+                at=load.at.get(s, ()),
             )
             for s, mesh in slice_shapes(load.program).items()
         }
     return {
         b.slice: SliceRequest(
-            b.shape, b.axes, load.islands.get(b.slice, b.island if b.island in islands else None)
+            b.shape,
+            b.axes,
+            load.islands.get(b.slice, b.island if b.island in islands else None),
+            at=load.at.get(b.slice, ()),
         )
         for b in load.program.bindings
     }

@@ -12,7 +12,7 @@ Paper: section 4.2 (programs as sharded dataflow).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,18 @@ def described(plan: Plan) -> list[list[Any]]:
 
 def read(event: Event) -> Flow:
     """The steps in a ``plan`` record."""
+    return _stages(event.args.get("steps", ()))
+
+
+def flow_of(plan: Plan) -> Flow:
+    """The steps of a plan, as its record has them."""
+    return _stages(described(plan))
+
+
+def _stages(steps: Iterable[Sequence[Any]]) -> Flow:
     return tuple(
         Stage(bool(transfer), str(node), int(where), int(nbytes), tuple(map(int, after)), str(line))
-        for transfer, node, where, nbytes, after, line in event.args.get("steps", ())
+        for transfer, node, where, nbytes, after, line in steps
     )
 
 

@@ -26,9 +26,12 @@ from pathways_lab.timeline.flow import PLANS, RUNS
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.packed import Item, Packed, single, size
 from pathways_lab.timeline.queries import Flow, flows
-from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span
 
 Observer = Callable[[Sequence[Record]], None]
+
+SETTLE = 2.0
+"""Seconds that are waited for the last records of a stretch."""
 
 PROGRAMS = 4096
 """Names of programs that keep their number, which decides their colour."""
@@ -85,6 +88,21 @@ class Recording:
 
     def __exit__(self, *_: object) -> None:
         self.end = self.timeline.clock()
+
+    def settle(self) -> None:
+        """Wait, but not for long, until every run that was submitted meanwhile has its end."""
+        until = time.monotonic() + SETTLE
+        while self.timeline.grows and time.monotonic() < until:
+            records = self.timeline.records
+            events = [r for r in records if isinstance(r, Event) and r.time >= self.start]
+            end = self.end if self.end is not None else float("inf")
+            begun = {r.run for r in events if r.kind == "submitted" and r.time <= end}
+            over = {r.run for r in events if r.kind in ENDS}
+            started = {(r.run, r.step, r.host) for r in events if r.kind == "launched"}
+            done = {(r.run, r.step, r.host) for r in records if isinstance(r, Span)}
+            if begun <= over and {key for key in started if key[0] in begun} <= done:
+                return
+            time.sleep(0.05)
 
     @property
     def records(self) -> tuple[Record, ...]:

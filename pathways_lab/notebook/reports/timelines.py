@@ -8,7 +8,6 @@ Rule for maintainers: a static picture, drawn by the same panels as everything.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -23,10 +22,7 @@ from pathways_lab.notebook.scene.text import duration, merged_note, table
 from pathways_lab.notebook.view.frozen import FINEST, LIMIT, Bundle, image
 from pathways_lab.timeline.busy import computed
 from pathways_lab.timeline.log import Recording
-from pathways_lab.timeline.records import ENDS, Event, Record, Span
-
-SETTLE = 2.0
-"""Seconds that are waited for the last records of a stretch."""
+from pathways_lab.timeline.records import Record, Span
 
 BUDGETS = (2400, 1200, 600, 200, 60)
 """Bars of all stretches together."""
@@ -54,7 +50,7 @@ class Comparison:
                 " as a: ..., then {'a': a}"
             )
         for recording in recordings.values():
-            settle(recording)
+            recording.settle()
         self.recordings = dict(recordings)
         self._panels = tuple(panels)
 
@@ -129,19 +125,3 @@ def _taking_part(records: Sequence[Record]) -> list[Record]:
 def _seconds(recording: Recording) -> float:
     end = recording.end if recording.end is not None else recording.timeline.clock()
     return end - recording.start
-
-
-def settle(recording: Recording) -> None:
-    """Wait, but not for long, until every run that was submitted meanwhile has its end."""
-    until = time.monotonic() + SETTLE
-    while time.monotonic() < until:
-        records = recording.timeline.since(0).records
-        events = [r for r in records if isinstance(r, Event) and r.time >= recording.start]
-        end = recording.end if recording.end is not None else float("inf")
-        begun = {r.run for r in events if r.kind == "submitted" and r.time <= end}
-        over = {r.run for r in events if r.kind in ENDS}
-        started = {(r.run, r.step, r.host) for r in events if r.kind == "launched"}
-        done = {(r.run, r.step, r.host) for r in records if isinstance(r, Span)}
-        if begun <= over and {key for key in started if key[0] in begun} <= done:
-            return
-        time.sleep(0.05)

@@ -27,7 +27,7 @@ from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.memory.holdings import size
-from pathways_lab.notebook.reports.timelines import Comparison, settle
+from pathways_lab.notebook.reports.timelines import Comparison
 from pathways_lab.notebook.scene.text import duration
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.pipeline import ways as known
@@ -242,7 +242,7 @@ def _await_records(recording: Recording, runs: int) -> None:
         if sum(isinstance(r, Event) and r.kind == "submitted" for r in recording.records) >= runs:
             break
         time.sleep(0.05)
-    settle(recording)
+    recording.settle()
 
 
 def _difference(expected: Any, got: Any) -> float:

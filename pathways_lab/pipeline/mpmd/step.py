@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 
 from pathways_lab.client.functions.arguments import Names, Numbers, Roles, Split, broadcast
 from pathways_lab.client.functions.array_types import host_type
-from pathways_lab.client.functions.flat import FlatFunction
+from pathways_lab.client.functions.flat import FlatFunction, with_static
 from pathways_lab.client.functions.traced_function import Body
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.calls import put_leaf
@@ -33,7 +33,14 @@ from pathways_lab.client.program.graph import Ref
 from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.pipeline.mpmd.partition import Fragment, Functions, Given, Partition, partition
+from pathways_lab.pipeline.mpmd.partition import (
+    Fragment,
+    Functions,
+    Given,
+    Node,
+    Partition,
+    partition,
+)
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.jax_private import trace_context
@@ -58,9 +65,11 @@ class Step(ProgramFunction):
         static = options.get("static_argnums"), options.get("static_argnames")
         self._step = function
         self._shardings = in_shardings
+        self._options = donate, options
         self._flat_roles = Roles(function, *static, *donate)
         self._partitions: dict[Any, Partition] = {}
         self._functions = Functions()
+        self._types: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._constants: dict[Ref, Handle] = {}
         self._shown: Partition | None = None
         self.on = dict(on)
@@ -98,10 +107,51 @@ class Step(ProgramFunction):
         """The step in fragments for these arguments or types, before anything is compiled."""
         return self._cut(self._flat_roles.split(args, kwargs))
 
+    def otherwise(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        on: Mapping[str, Slice] | None = None,
+        schedule: str | Schedule | None = None,
+    ) -> Step:
+        """The same step with another function, other slices or another schedule.
+
+        Functions that both have are compiled once.
+
+        >>> other = step.otherwise(schedule="zb-h2")                     # doctest: +SKIP
+        """
+        donate, options = self._options
+        made = Step(
+            function or self._step,
+            self.on if on is None else on,
+            self.schedule if schedule is None else schedule,
+            self._shardings,
+            donate,
+            **{**options, "name": self.name},
+        )
+        made._functions = self._functions
+        return made
+
+    @property
+    def types(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the last call, with a ``jax.ShapeDtypeStruct`` for each array."""
+        if self._types is None:
+            raise failures.failure(
+                "refused",
+                f"step {self.name!r} was never called: the types of its arguments are not known",
+                "call it, or step.place(...) or step.capture(...) with arguments or their types",
+            )
+        return self._types
+
     @property
     def fragments(self) -> tuple[Fragment, ...]:
         """The computations of the last call (``place``, ``partition``, ``capture``), in order."""
-        return () if self._shown is None else tuple(n.fragment for n in self._shown.nodes)
+        return tuple(node.fragment for node in self.nodes)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The same with their functions."""
+        return () if self._shown is None else self._shown.nodes
 
     def planned(self, costs: Costs | None = None) -> Table:
         """The schedule of the last call with times, as the step's own dependencies allow them.
@@ -159,6 +209,12 @@ class Step(ProgramFunction):
             known = partition(body.jaxpr, given, self.on, self.schedule, self._functions)
             self._partitions[key] = known
         self._shown = known
+        structs = [
+            kind.struct if kind is not None else x for x, kind in zip(leaves, kinds, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(tree, structs)
+        full, named = with_static(args, kwargs, split.static)
+        self._types = tuple(full), named
         return known
 
     def _specs(self, split: Split) -> list[Any]:
@@ -188,7 +244,7 @@ class Step(ProgramFunction):
             for fragment in self.fragments
         ]
         heads = ("fragment", "slice", "microbatch", "bytes in", "bytes out")
-        count = len({n.function for n in self._shown.nodes}) if self._shown else 0
+        count = len({node.function for node in self.nodes})
         caption = f"{self!r}: {len(rows)} fragments of {count} functions"
         return TextTable(rows, heads, "<<>", caption)
 
