@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathways_lab.pipeline import mpmd
     from pathways_lab.pipeline.automatic import pipeline
     from pathways_lab.pipeline.islands import data_parallel
+    from pathways_lab.pipeline.search import search
     from pathways_lab.pipeline.what_if import what_if
     from pathways_lab.runtime.emulated import emulated
     from pathways_lab.sim.machine import Costs, FunctionCost
@@ -94,6 +95,7 @@ __all__ = [
     "program",
     "restore",
     "save",
+    "search",
     "simulate",
     "start",
     "switch",
@@ -129,6 +131,7 @@ _HOMES = {
         "pipeline.islands": "data_parallel",
         "pipeline.mpmd": "mpmd",
         "pipeline.what_if": "what_if",
+        "pipeline.search": "search",
         "runtime.emulated": "emulated",
         "sim.machine": "Costs FunctionCost",
         "sim.simulate": "Load",

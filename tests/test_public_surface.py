@@ -31,7 +31,7 @@ SURFACE = {
     *("compare_timelines", "load"),
     # simulating
     *("simulate", "compare_policies", "Machine", "Costs", "FunctionCost", "Load"),
-    "what_if",
+    *("what_if", "search"),
     # the same work in several ways
     "compare",
     # pictures

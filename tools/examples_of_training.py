@@ -64,6 +64,27 @@ def another_way(lab: pw.Lab, s: pw.Slice, t: pw.Slice) -> None:
     pw.what_if(recording, speed={"forward_first": 2.0})
 
 
+@shows("pw.search", "Search.best", "Search.winner", "Candidate.measured", "Candidate.error")
+def searching(lab: pw.Lab, s: pw.Slice, t: pw.Slice) -> None:
+    first, second = pw.mpmd.named("first", dense), pw.mpmd.named("second", dense)
+
+    def train_step(both: Any, a: Any, microbatches: int = 2) -> Any:
+        def loss(both: Any, a: Any) -> Any:
+            return jnp.mean(second(both[1], first(both[0], a)))
+
+        rows = a.reshape(microbatches, -1, 4)
+        slopes = [jax.grad(loss)(both, rows[m]) for m in range(microbatches)]
+        return jax.tree.map(lambda w, *d: w - 0.1 * sum(d), both, *slopes)
+
+    step = pw.mpmd.jit(train_step, on={"first": s, "second": t}, schedule="gpipe")
+    both, a = [np.eye(4, dtype=np.float32)] * 2, np.ones((8, 4), np.float32)
+    step.place(both, a)  # types are known from now on
+    found = pw.search(step, lab, over=("schedule",), seconds=10, few=1, progress=False)
+    print(found)  # ways, predicted and measured
+    print(found.winner.way, found.winner.measured, found.winner.error)  # error: how far it was off
+    both = found.best(both, a)
+
+
 @shows("pw.pipeline", "pw.pipeline.Pipeline")
 def pipelining(s: pw.Slice, t: pw.Slice) -> None:
     layers = [(dense, np.eye(4, dtype=np.float32)) for _ in range(2)]

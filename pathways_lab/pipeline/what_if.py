@@ -40,8 +40,8 @@ from pathways_lab.timeline.planned import Planned
 from pathways_lab.timeline.records import ENDS, Event, Record, Span, own
 from pathways_lab.timeline.text_table import TextTable
 
-Program = tuple[tuple[bool, str, tuple[int, ...]], ...]
-"""The steps of a program: transfer or not, name, and the steps that each follows."""
+Program = tuple[tuple[str, tuple[int, ...]], ...]
+"""The steps of a program: names of functions, "" for transfers, and the steps that each follows."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ def durations(records: Iterable[Record]) -> list[tuple[Program, float, float]]:
 
 def program_of(flow: Flow) -> Program:
     """The same for each capture of a program; its key is not, for it has the lines of calls."""
-    return tuple((stage.transfer, stage.node, stage.after) for stage in flow)
+    return tuple(("" if stage.transfer else stage.node, stage.after) for stage in flow)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -153,8 +153,8 @@ class WhatIf:
 
         work, run: as for :func:`what_if`.
         """
-        records = _settled(work)._with_kept()
-        self.prediction.measured = explained.planned(records, _run(work, records, run)).actual
+        records = settled(work)._with_kept()
+        self.prediction.measured = explained.planned(records, run_meant(work, records, run)).actual
         return self.prediction.error
 
     def _table(self) -> TextTable:
@@ -243,9 +243,9 @@ def what_if(
             "refused", "what_if changes nothing", "for example pw.what_if(lab, dcn=2)"
         )
     source = opening.current() if isinstance(work, int) else work
-    timeline = _settled(source)
+    timeline = settled(source)
     records = timeline._with_kept()
-    chosen = _run(source, records, work if isinstance(work, int) else run)
+    chosen = run_meant(source, records, work if isinstance(work, int) else run)
     try:
         seen = replay.seen(records, chosen)
         change = Change(dcn, _of_run(seen, speed or {}), _hosts(seen, without))
@@ -276,7 +276,7 @@ def _named(schedule: str | Schedule) -> str:
     return schedule if isinstance(schedule, str) else schedule.name
 
 
-def _settled(work: Any) -> Timeline:
+def settled(work: Any) -> Timeline:
     """The timeline, once the last records of runs are there."""
     recording = work
     if isinstance(work, Timeline | Lab):
@@ -291,14 +291,14 @@ def _settled(work: Any) -> Timeline:
         )
     until = time.monotonic() + SETTLE
     while recording.timeline.grows and time.monotonic() < until:
-        recording.settle()
         if any(isinstance(r, Event) and r.kind in ENDS for r in recording.records):
             break
-        time.sleep(0.05)
+        time.sleep(0.02)
+    recording.settle()
     return recording.timeline
 
 
-def _run(work: Any, records: tuple[Record, ...], run: int | None) -> int:
+def run_meant(work: Any, records: tuple[Record, ...], run: int | None = None) -> int:
     """The run that is meant: the last one that has computed and is over."""
     inside = work.records if isinstance(work, Recording) else records
     gangs = {r.run for r in inside if isinstance(r, Span) and r.kind == "gang"}

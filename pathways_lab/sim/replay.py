@@ -30,7 +30,7 @@ from pathways_lab.sim.result import Simulated
 from pathways_lab.sim.simulate import Load, simulate
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
-from pathways_lab.timeline.machine import lanes_of
+from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Event, Record, Span
 
 ENDLESS = 1e15
@@ -68,7 +68,7 @@ class Seen:
     gangs, transfers: by step, a span for each host.  devices: of its slices.
     submitted: seconds.  granted: by step, when it got its place.  prepared: by step and host, when
         the host had read the message that grants it.  launches: seconds of the launch threads.
-    hosts: by name, island and number of devices.
+    hosts: by name, island, number of devices and bytes of each.
     """
 
     run: int
@@ -81,7 +81,7 @@ class Seen:
     granted: Mapping[int, float]
     prepared: Mapping[tuple[int, str], float]
     launches: Sequence[float]
-    hosts: Mapping[str, tuple[str, int]]
+    hosts: Mapping[str, tuple[str, int, int]]
 
 
 def seen(records: Iterable[Record], run: int) -> Seen:
@@ -89,7 +89,7 @@ def seen(records: Iterable[Record], run: int) -> Seen:
     flows = Flows()
     spans: dict[str, dict[int, list[Span]]] = {"gang": {}, "transfer": {}}
     devices: dict[int, tuple[Owned, ...]] = {}
-    hosts: dict[str, tuple[str, int]] = {}
+    hosts: dict[str, tuple[str, int, int]] = {}
     submitted, program = float("inf"), ""
     granted: dict[int, float] = {}
     prepared: dict[tuple[int, str], float] = {}
@@ -97,7 +97,8 @@ def seen(records: Iterable[Record], run: int) -> Seen:
     for record in sorted(records, key=queries.time_of):
         flows.add(record)
         if isinstance(record, Event) and record.kind == "host-joined":
-            hosts[record.host] = record.island, int(record.args["devices"])
+            size = int(record.args["devices"]), int(record.args["memory"])
+            hosts[record.host] = record.island, *size
         elif isinstance(record, Event) and record.kind == "slice-bound":
             at = record.args["devices"]
             devices[int(record.args["slice"])] = tuple((host, number) for host, number in at)
@@ -190,10 +191,10 @@ def _simulated(
     return simulate(Load(plan, at=there), machine)
 
 
-def machine_of(hosts: Mapping[str, tuple[str, int]]) -> tuple[Machine, dict[str, str]]:
+def machine_of(hosts: Mapping[str, tuple[str, int, int]]) -> tuple[Machine, dict[str, str]]:
     """A machine of as many islands, hosts and devices, and its hosts' names by the given ones."""
     islands: dict[str, list[tuple[str, int]]] = {}
-    for host, (island, devices) in hosts.items():
+    for host, (island, devices, _) in hosts.items():
         islands.setdefault(island, []).append((host, devices))
     sizes = [(len(of), max(devices for _, devices in of)) for of in islands.values()]
     unlike = {
@@ -332,15 +333,19 @@ def costs(run: Seen) -> Costs:
     known = Costs(jitter=0.0)
     idle = _mean(_gaps(run, waiting=True), known.wake + known.launch)
     launch = min(_mean(run.launches, known.launch), idle)
-    told = [
-        end - run.granted[step] for (step, _), end in run.prepared.items() if step in run.granted
-    ]
-    control = max(0.0, _mean(told, known.control_latency))
-    found = replace(known, wake=idle - launch, launch=launch, control_latency=control)
+    found = replace(known, wake=idle - launch, launch=launch, control_latency=_told(run))
     for kind, samples in _moves(run).items():
         latency, rate = _fit(samples)
         found = replace(found, **{kind: rate, f"{kind}_latency": latency})
     return found
+
+
+def _told(run: Seen) -> float:
+    """Seconds from the decision that grants a gang until its host has read of it."""
+    told = [
+        end - run.granted[step] for (step, _), end in run.prepared.items() if step in run.granted
+    ]
+    return max(0.0, _mean(told, Costs().control_latency))
 
 
 def _changed(known: Costs, change: Change) -> Costs:
@@ -362,20 +367,23 @@ def _made(run: Seen, step: int, host: str) -> float:
 
 
 def _gaps(run: Seen, *, waiting: bool) -> list[float]:
-    """Seconds before gangs.  waiting: after their inputs; else: after the gang before them."""
-    free: dict[object, float] = {}
+    """Seconds before gangs.  waiting: after their inputs; else: after the gang before them.
+
+    Gangs that had no place yet when they could have begun waited for something else.
+    """
+    never, told = float("-inf"), _told(run)
+    free: dict[Lane, float] = {}
     gaps = []
-    starts = sorted((s.start, s.end, n) for n, spans in run.gangs.items() for s in spans)
-    by = {(n, s.start): s for n, spans in run.gangs.items() for s in spans}
-    for start, end, step in starts:
-        span = by[step, start]
+    spans = [(span, step) for step, spans in run.gangs.items() for span in spans]
+    for span, step in sorted(spans, key=lambda each: each[0].start):
         lanes = lanes_of(span.island, span.host, span.devices)
-        ready = max((_made(run, a, span.host) for a in run.flow[step].after), default=float("-inf"))
-        before = max(free.get(lane, float("-inf")) for lane in lanes)
+        ready = max((_made(run, a, span.host) for a in run.flow[step].after), default=never)
+        before = max(free.get(lane, never) for lane in lanes)
         latest = max(ready, before)
-        if latest > float("-inf") and (ready > before) == waiting:
-            gaps.append(max(0.0, start - latest))
-        free.update(dict.fromkeys(lanes, end))
+        granted = run.granted[step] + told if step in run.granted else never
+        if latest > granted and (ready > before) == waiting:
+            gaps.append(max(0.0, span.start - latest))
+        free.update(dict.fromkeys(lanes, span.end))
     return gaps
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import html
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -109,20 +110,22 @@ class Step(ProgramFunction):
 
     def otherwise(
         self,
-        function: Callable[..., Any] | None = None,
         *,
         on: Mapping[str, Slice] | None = None,
         schedule: str | Schedule | None = None,
+        microbatches: int | None = None,
     ) -> Step:
-        """The same step with another function, other slices or another schedule.
+        """The same step on other slices, with another schedule or another number of microbatches.
 
-        Functions that both have are compiled once.
-
-        >>> other = step.otherwise(schedule="zb-h2")                     # doctest: +SKIP
+        microbatches: for the parameter of this name of the step's function.
+        Functions that both steps have are compiled once.
         """
         donate, options = self._options
+        function = self._step
+        if microbatches is not None:
+            function = functools.partial(function, microbatches=microbatches)
         made = Step(
-            function or self._step,
+            function,
             self.on if on is None else on,
             self.schedule if schedule is None else schedule,
             self._shardings,
@@ -131,6 +134,12 @@ class Step(ProgramFunction):
         )
         made._functions = self._functions
         return made
+
+    @property
+    def microbatches(self) -> int | None:
+        """The default of the parameter ``microbatches`` of the step's function, if it has one."""
+        known = inspect.signature(self._step).parameters.get("microbatches")
+        return known.default if known is not None and isinstance(known.default, int) else None
 
     @property
     def types(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
