@@ -231,6 +231,8 @@ class _Search:
             self._finals()
         except KeyboardInterrupt:
             self._tell("search: interrupted; the best so far is kept")
+        else:
+            self._tell(f"search: over after {time.monotonic() - self._begun:.0f} s")
         order = sorted(self._all, key=_rank)
         return Search(self.default, tuple(order), len(self._left))
 
@@ -354,7 +356,7 @@ class _Search:
         _, run = self._seen[group]
         known = self._known(group, c.step.on.values())
         simulated = replay.another(run, plan, at, known)
-        ((_, _, took),) = durations(simulated.records)
+        _, _, took = durations(simulated.records)[-1]
         c.predicted = took + replay.lead(run, simulated.machine.costs)
         c.prediction = tell(
             self._lab.timeline, f"search: {c.way}", program_of(flow_of(plan)), c.predicted
@@ -364,7 +366,7 @@ class _Search:
         """Seconds of the fragments of a group, also where they did not run.
 
         Devices like those where they ran take as long; others as many times as long as they do for
-        the forward work of the part, by the fragments of the default.
+        the forward work of the part by the fragments of the default, or of other parts.
         """
         found = dict(self._costs.get(group, {}))
         usual = self._alike(_group(self.default.way))
@@ -373,10 +375,9 @@ class _Search:
             devices = on.binding.devices
             here = _like(devices)
             for (name, there), took in alike.items():
-                part = f"forward_{name.partition('_')[2]}"
                 if here == there or (name, here) not in alike:
-                    known = (part, here) in usual and (part, there) in usual
-                    factor = usual[part, here] / usual[part, there] if known else 1.0
+                    part = f"forward_{name.partition('_')[2]}"
+                    factor = _factor(usual, part, there, here)
                     found.setdefault((name, devices), took * factor)
         return found
 
@@ -438,6 +439,17 @@ def _group(way: Way) -> Group:
 def _like(devices: Sequence[Owned]) -> Like:
     """Equal for as many devices of one island."""
     return devices[0][0].rpartition("/")[0], len(devices)
+
+
+def _factor(usual: Mapping[tuple[str, Like], float], part: str, there: Like, here: Like) -> float:
+    """How many times as long the forward work of a part takes here, or that of other parts."""
+    names = {name for name, _ in usual if name.startswith("forward_")}
+    known = {
+        name: usual[name, here] / usual[name, there]
+        for name in names
+        if (name, here) in usual and usual.get((name, there))
+    }
+    return known.get(part, statistics.fmean(known.values()) if known else 1.0)
 
 
 def _kind(way: Way) -> tuple[str | None, int | None]:

@@ -267,8 +267,8 @@ def what_if(
 
 
 def explain(found: Simulated) -> Planned:
-    """Where the time of a simulated run went."""
-    run = next(r.run for r in found.records if isinstance(r, Span) and r.kind == "gang")
+    """Where the time of the last simulated run went."""
+    run = max(r.run for r in found.records if isinstance(r, Span) and r.kind == "gang")
     return explained.planned(found.records, run)
 
 

@@ -188,7 +188,8 @@ def _simulated(
     machine, names = machine_of(run.hosts)
     machine = replace(machine, costs=_changed(costs(run), change), functions=functions)
     there = {s: tuple((names[h], d) for h, d in devices) for s, devices in at.items()}
-    return simulate(Load(plan, at=there), machine)
+    # Places are given as far ahead as functions are known to take: the second run counts.
+    return simulate(Load(plan, at=there, runs=2, flight=1), machine)
 
 
 def machine_of(hosts: Mapping[str, tuple[str, int, int]]) -> tuple[Machine, dict[str, str]]:

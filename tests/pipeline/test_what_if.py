@@ -36,13 +36,17 @@ def ran(step: Step, machine: pw.Machine = MACHINE, **factors: float) -> Simulati
         if {f"backward_{name[-1]}", f"weight_{name[-1]}"} <= names:
             seconds = 0.004
         times[name] = seconds * factors.get(name, 1.0)
-    return pw.simulate(captured, machine, times=times)
+    return simulated(captured, machine, times)
+
+
+def simulated(program: Any, machine: pw.Machine, times: dict[str, float]) -> Simulation:
+    """Two runs: the second one counts, whose functions have run before."""
+    return pw.simulate(pw.Load(program, runs=2, flight=1), machine, times=times)
 
 
 def seconds(found: Simulation) -> float:
     """From its submission to the end of its last computation, as predictions count."""
-    (run,) = found.ended
-    return found.timeline.planned(run).actual
+    return found.timeline.planned(max(found.ended)).actual
 
 
 def test_an_unchanged_replay_takes_as_long_as_the_run(step: Step) -> None:
@@ -76,8 +80,7 @@ def test_a_host_is_as_fast_as_others_at_the_same_functions() -> None:
     there = pw.jit(lambda x: x + 1, on=slow.slice(1, island="island1"), name="work")
     program = pw.program(lambda x: [work(x), there(x), work(x), there(there(x))], name="both")
     found, even = (
-        pw.simulate(program.capture(X), machine, times={"work": 0.02})
-        for machine in (slow, MACHINE)
+        simulated(program.capture(X), machine, {"work": 0.02}) for machine in (slow, MACHINE)
     )
     predicted = pw.what_if(found.timeline, without="island1/host0")
     assert predicted.before > 1.5 * predicted.after
