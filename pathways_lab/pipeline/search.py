@@ -53,7 +53,9 @@ from pathways_lab.timeline.log import Recording
 from pathways_lab.timeline.text_table import TextTable
 
 RUNS = 2
-"""Measured runs of a way, after the one for which it is compiled; and rounds of the last ones."""
+"""Measured runs of a way from which others are predicted, after the one that compiles it."""
+ROUNDS = 4
+"""Runs of each of the last ways, in turn."""
 LAYOUTS = 3
 """Ways to place the parts that are looked at closer."""
 EXPLORING = 0.6
@@ -89,15 +91,15 @@ class Candidate:
 
     @property
     def measured(self) -> float | None:
-        """The median of its runs."""
-        return statistics.median(self.times) if self.times else None
+        """The least of its runs: what else a machine does makes them longer, and never shorter."""
+        return min(self.times, default=None)
 
     @property
     def error(self) -> float | None:
         """Predicted against measured: 0.1 is 10% too long."""
         if self.predicted is None or not self.times:
             return None
-        return self.predicted / statistics.median(self.times) - 1
+        return self.predicted / min(self.times) - 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -292,7 +294,7 @@ class _Search:
             c.times.clear()
             self._try(c, 0)
         ran = [c for c in last if c.compiled and not c.why]
-        for number in range(RUNS):
+        for number in range(ROUNDS):
             for c in ran:
                 if number and self._late():
                     return
@@ -413,7 +415,6 @@ class _Search:
         run = replay.seen(records, run_meant(recording, records))
         took = max(s.end for spans in run.gangs.values() for s in spans) - run.submitted
         c.times.append(took)
-        # What else the machine does makes runs longer, and never shorter.
         group = _group(c.way)
         if group not in self._seen or took < self._seen[group][0]:
             self._seen[group] = took, run

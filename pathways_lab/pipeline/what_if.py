@@ -83,7 +83,7 @@ def predictions(timeline: Timeline) -> list[Prediction]:
     for each in open_:
         later = [s for what, began, s in took if what == each.program and began > each.since]
         if later:
-            each.measured = statistics.median(later)
+            each.measured = min(later)
     return known
 
 
