@@ -50,9 +50,10 @@ def seconds(found: Simulation) -> float:
 
 
 def test_an_unchanged_replay_takes_as_long_as_the_run(step: Step) -> None:
+    """As the second one: functions that never ran are granted their places less far ahead."""
     found = pw.what_if(ran(step).timeline, dcn=2)
-    assert found.measured.actual == pytest.approx(found.before, rel=0.02)
-    assert abs(found.error) < 0.02
+    assert found.measured.actual == pytest.approx(found.before, rel=1e-3)
+    assert abs(found.error) < 1e-3
 
 
 def test_a_faster_network(step: Step) -> None:
