@@ -218,7 +218,7 @@ class _Search:
         self._turns = step.partition(*self._types[0], **self._types[1]).microbatches
         self._all = [self.default]
         self._left = every[1:]
-        self._costs: dict[Group, dict[Where, float]] = {}
+        self._costs: dict[Group, dict[Where, list[float]]] = {}
         self._seen: dict[Group, tuple[float, Seen]] = {}
         self._orders = {self._order(self.default)}
 
@@ -370,7 +370,8 @@ class _Search:
         Devices like those where they ran take as long; others as many times as long as they do for
         the forward work of the part by the fragments of the default, or of other parts.
         """
-        found = dict(self._costs.get(group, {}))
+        known = self._costs.get(group, {})
+        found = {where: statistics.median(took) for where, took in known.items()}
         usual = self._alike(_group(self.default.way))
         alike = self._alike(group)
         for on in places:
@@ -386,7 +387,10 @@ class _Search:
     def _alike(self, group: Group) -> dict[tuple[str, Like], float]:
         """Seconds of its fragments by kind of devices."""
         known = self._costs.get(group, {})
-        return {(name, _like(devices)): took for (name, devices), took in known.items()}
+        return {
+            (name, _like(devices)): statistics.median(took)
+            for (name, devices), took in known.items()
+        }
 
     def _try(self, c: Candidate, runs: int) -> None:
         """Measure a way that may fail; the default may not."""
@@ -420,7 +424,7 @@ class _Search:
             self._seen[group] = took, run
         known = self._costs.setdefault(group, {})
         for where, seconds in replay.means(run, UNCHANGED).items():
-            known[where] = min(seconds, known.get(where, seconds))
+            known.setdefault(where, []).append(seconds)
 
 
 def peaks(plan: Plan, at: Mapping[SliceId, tuple[Owned, ...]]) -> dict[Owned, int]:
