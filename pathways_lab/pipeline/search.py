@@ -26,7 +26,7 @@ import numpy as np
 
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import type_of
-from pathways_lab.client.lab import hooks
+from pathways_lab.client.lab import hooks, slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session import failures
@@ -196,11 +196,19 @@ def search(
 
     Raises PathwaysError for a step whose types are not known, and for what cannot be searched.
     """
-    unknown = [name for name in over if name not in OVER]
-    if isinstance(over, str) or unknown or not over:
+    if not isinstance(step, Step):
         raise failures.failure(
-            "refused", f"over={over!r} is not a tuple of {', '.join(map(repr, OVER))}", ""
+            "refused",
+            f"{step!r:.80} is no step of pw.mpmd.jit",
+            "step = pw.mpmd.jit(function, ...)",
         )
+    if isinstance(over, str) or not over or not set(over) <= set(OVER):
+        raise failures.failure(
+            "refused",
+            f"over={over!r} is not a tuple of {', '.join(map(repr, OVER))}",
+            'over=("schedule", "placement")',
+        )
+    seconds, few = slice_request.duration("seconds", seconds), slice_request.count("few", few)
     return _Search(step, lab, over, seconds, few, progress).found()
 
 

@@ -15,6 +15,7 @@ Paper: none.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping
@@ -232,6 +233,8 @@ def what_if(
     Raises PathwaysError where nothing is recorded to replay, or nothing is changed; KeyError for
     a number that no run has.
     """
+    if not (isinstance(dcn, int | float) and 0 < dcn < math.inf):
+        raise failures.failure("refused", f"dcn={dcn!r} makes no network faster or slower", "dcn=2")
     changes = {
         **({"dcn": f"dcn={dcn:g}"} if dcn != 1 else {}),
         **({"speed": f"speed={dict(speed)!r}"} if speed else {}),

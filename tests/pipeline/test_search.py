@@ -171,11 +171,20 @@ def test_predictions_are_remembered(step: Step, simulated: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "said"), [("schedule", "not a tuple"), (("colour",), "placement"), ((), "not a tuple")]
+    ("asked", "said"),
+    [
+        ({"over": "schedule"}, "not a tuple"),
+        ({"over": ("colour",)}, "placement"),
+        ({"over": ()}, "not a tuple"),
+        ({"seconds": 0}, "seconds=0 is not a duration"),
+        ({"few": 0}, "few=0"),
+    ],
 )
-def test_what_cannot_be_searched(step: Step, over: Any, said: str) -> None:
+def test_what_cannot_be_searched(step: Step, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(pw.PathwaysError, match=said):
-        pw.search(step, LAB, over=over)
+        pw.search(step, LAB, **asked)
+    with pytest.raises(pw.PathwaysError, match="is no step of"):
+        pw.search(len, LAB, **asked)  # type: ignore[arg-type]
 
 
 def test_types_must_be_known(step: Step) -> None:

@@ -141,6 +141,8 @@ def _after(records: Any, moment: float) -> list[Any]:
     ("asked", "said"),
     [
         ({}, "changes nothing"),
+        ({"dcn": 0}, "dcn=0 makes no network"),
+        ({"dcn": "fast"}, "dcn='fast' makes no network"),
         ({"speed": {"nobody": 2}}, "forward_a"),
         ({"without": "host7"}, "island0/host0"),
         ({"without": "island0/host0"}, "no other host computes"),
