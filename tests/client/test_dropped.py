@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import pathways_lab as pw
+from pathways_lab.client.session.pending import Watch
 from tests.client.kit import FakeLab
 from tests.runtime.processes import until
 
@@ -57,3 +59,21 @@ def test_a_tick_that_fails_is_followed_by_others(
     monkeypatch.undo()
     identity = double(V).block_until_ready().buffer_id
     until(lambda: any(identity in drop["buffers"] for drop in fake.of("drop")), 10)
+
+
+def test_handles_of_a_donated_bundle_go_without_a_word(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of them go with each step of a training."""
+    step = pw.jit(lambda tree: [x + 1 for x in tree], on=fake.slice(4), donate_argnums=0)
+    tree = [V] * 24
+    for _ in range(4):
+        tree = step(tree)
+    assert tree[0]._bundle is tree[-1]._bundle is not None
+    jax.block_until_ready(tree)
+    fake.connection.flush(drops=True)
+    monkeypatch.setattr(fake.connection, "take_dropped", list)  # nobody takes them away
+    tree = step(tree)
+    assert not [each for each in fake.connection._dropped if isinstance(each, Watch)]
+    del tree
+    assert len([each for each in fake.connection._dropped if isinstance(each, Watch)]) == 24
