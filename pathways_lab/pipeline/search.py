@@ -183,7 +183,8 @@ def search(
     over: of ``"schedule"``; ``"microbatches"``, where the step's function has a parameter of this
         name with a default; ``"cut"``, which neighbouring parts have a slice in common; and
         ``"placement"``, which slice has which of them.
-    seconds: after which it ends, with the best that was measured until then; so does Ctrl-C.
+    seconds: after which nothing more is looked at; the best predicted way is still run beside the
+        default.  Ctrl-C ends it at once, with the best that was measured until then.
     few: how many of the best predicted ways are run beside the default.
     progress: one line that says what is done.
 
@@ -208,7 +209,7 @@ def search(
             f"over={over!r} is not a tuple of {', '.join(map(repr, OVER))}",
             'over=("schedule", "placement")',
         )
-    seconds, few = slice_request.duration("seconds", seconds), slice_request.count("few", few)
+    seconds, few = slice_request.seconds("seconds", seconds), slice_request.count("few", few)
     return _Search(step, lab, over, seconds, few, progress).found()
 
 
@@ -296,8 +297,9 @@ class _Search:
         ready = [c for c in self._all if c.predicted is not None and not c.why]
         best = sorted(ready, key=lambda c: c.predicted or 0.0)[: self._few]
         last = list(dict.fromkeys([self.default, *best]))
-        for c in last:
-            if self._late(0.9):
+        for place, c in enumerate(last):
+            # The best predicted way is tried however late it is: it is what all was for.
+            if place > 1 and self._late(0.9):
                 break
             c.times.clear()
             self._try(c, 0)

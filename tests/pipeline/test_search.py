@@ -140,6 +140,21 @@ def test_no_time_leaves_the_default(step: Step, simulated: Any) -> None:
     assert found.unseen
 
 
+def test_the_best_predicted_way_is_run_however_late_it_is(
+    step: Step, simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late from the moment on at which all are predicted."""
+    over: list[None] = []
+    monkeypatch.setattr(simulated, "_late", lambda self, share=1.0: bool(over))
+    finals = simulated._finals
+    monkeypatch.setattr(simulated, "_finals", lambda self: (over.append(None), finals(self)))
+    found = search(step, "schedule", "cut", few=2)
+    measured = [c for c in found.candidates if c.times and not c.calibrated]
+    predicted = [c for c in found.candidates if c.predicted is not None and not c.why]
+    assert measured == [min(predicted, key=lambda c: c.predicted or 0.0)]
+    assert found.winner is measured[0]
+
+
 @pytest.mark.parametrize("runs", [2, 5])
 def test_an_interrupt_keeps_the_best_so_far(step: Step, simulated: Any, runs: int) -> None:
     simulated.stops = runs
@@ -176,7 +191,7 @@ def test_predictions_are_remembered(step: Step, simulated: Any) -> None:
         ({"over": "schedule"}, "not a tuple"),
         ({"over": ("colour",)}, "placement"),
         ({"over": ()}, "not a tuple"),
-        ({"seconds": 0}, "seconds=0 is not a duration"),
+        ({"seconds": -1}, "seconds=-1 is not a number of seconds"),
         ({"few": 0}, "few=0"),
     ],
 )
