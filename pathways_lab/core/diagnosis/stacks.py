@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 STOPPED = "Tt"
 """The states of a process that does nothing until it is told to go on."""
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ ")
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ ", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$')
 _LIBRARIES = ("/lib/python", "<frozen ", __file__.rpartition("core")[0])
 """No file of a user has this in its name."""
 
@@ -45,6 +45,13 @@ Thread = tuple[Frame, ...]
 """The lines of one thread, innermost first."""
 
 
+def frames(text: str) -> Iterator[Frame]:
+    """Lines of Python that were being executed, innermost first, as faulthandler writes them."""
+    for line in text.splitlines():
+        if found := _FRAME.match(line):
+            yield Frame(found[1], int(found[2]), found[3])
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Stacks:
     """Where the threads of a host's device process stand.
@@ -61,15 +68,9 @@ class Stacks:
     @property
     def threads(self) -> tuple[Thread, ...]:
         """Python's stacks; those with a line of a user's first."""
-        found: list[list[Frame]] = []
-        for line in self.text.splitlines():
-            if _THREAD.match(line):
-                found.append([])
-            elif found and (frame := _FRAME.match(line)):
-                found[-1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
-        return tuple(
-            sorted(map(tuple, filter(None, found)), key=lambda thread: not _is_users(thread))
-        )
+        _, *texts = _THREAD.split(self.text)
+        found = [tuple(frames(text)) for text in texts]
+        return tuple(sorted(filter(None, found), key=lambda thread: not _is_users(thread)))
 
     @property
     def lines(self) -> tuple[Frame, ...]:

@@ -20,6 +20,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from pathways_lab.core.diagnosis.stacks import frames
 from pathways_lab.transport.machine_memory import groups
 
 FAILED = 70
@@ -28,10 +29,6 @@ ENDS = "the device process ends: "
 """The beginning of its last words, in its log."""
 ASSERTION = re.compile(r"^F\d{4,}.*?\] ?(.*?)\.?$", re.MULTILINE)
 """An assertion in native code that did not hold."""
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
-"""Lines of Python that were being executed, innermost first, as faulthandler writes them."""
-_LIBRARIES = ("/lib/python", str(Path(__file__).resolve().parents[2]))
-"""No file of a user has this in its name."""
 _NO_PROCESS = re.compile(
     r"can't start new thread|Resource temporarily unavailable|Errno 11\b|pthread_create\(\) failed"
 )
@@ -99,10 +96,8 @@ def _where(words: str) -> str:
     """The assertion that did not hold, and the user's line that was being executed."""
     fatal = ASSERTION.search(words)
     told = f": {fatal[1][:300]}" if fatal else ""
-    for file, line, function in _FRAME.findall(words):
-        if not file.startswith("<frozen ") and not any(part in file for part in _LIBRARIES):
-            return f"{told}, in {function} at {file}:{line}"
-    return told
+    users = next((frame for frame in frames(words) if frame.is_users), None)
+    return told if users is None else f"{told}, in {users}"
 
 
 def _no_process(before: Records, after: Records) -> str:
