@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathways_lab.client.program.simulation import Machine, compare_policies, simulate
     from pathways_lab.client.saving.checkpoints import Saving, restore, save
     from pathways_lab.client.session.handles import Handle
+    from pathways_lab.client.trunk.trunk import Trunk
     from pathways_lab.core.errors import Failure, PathwaysError
     from pathways_lab.core.scheduling.policies import (
         FIFO,
@@ -75,6 +76,7 @@ __all__ = [
     "Saving",
     "ShortestFirst",
     "Slice",
+    "Trunk",
     "compare",
     "compare_policies",
     "compare_timelines",
@@ -122,6 +124,7 @@ _HOMES = {
         "client.program.simulation": "Machine compare_policies simulate",
         "client.saving.checkpoints": "Saving restore save",
         "client.session.handles": "Handle",
+        "client.trunk.trunk": "Trunk",
         "core.errors": "Failure PathwaysError",
         "core.scheduling.policies": "Candidate FIFO Place PlaceView Policy PolicyView"
         " Priority ProportionalShare ShortestFirst",

@@ -285,6 +285,20 @@ def sharing(lab: pw.Lab, x: Any, folder: Path) -> None:
     assert "bob" in lab.accounts().clients
 
 
+@shows("Lab.trunk", "pw.Trunk", "Trunk.vjp")
+def trunk(lab: pw.Lab, folder: Path) -> None:
+    s = lab.slice(1)
+    weights = pw.device_put(np.eye(4, dtype=np.float32), s)
+    lab.trunk("model", lambda w, x, scale: x @ w * scale, weights, on=s)
+    lab.invite(folder / "lab.json")
+    with pw.connect(folder / "lab.json", name="dora") as doras:  # in another notebook
+        model = doras.trunk("model")
+        x, scale = np.ones((2, 4), np.float32), np.float32(3)
+        y, pull = model.vjp(x, scale)  # in one gang with others who call at the same time
+        assert float(y.result().sum()) == 24.0
+        assert float(pull(y)) == 24.0 * 8 / 8  # for the adapter; the weights have no gradients
+
+
 @shows("Lab.keep", "Lab.kept", "Lab.kept_as")
 def kept(lab: pw.Lab, folder: Path) -> None:
     lab.invite(folder / "lab.json")  # or a lab of one's own: pw.start(keep="mine")

@@ -210,7 +210,7 @@ def check_run(
 
 def why_not_donated(buffer: BufferRecord) -> tuple[str, str] | None:
     """Message and remedy where others than its owner's handle keep a buffer."""
-    if not (buffer.names or buffer.references):
+    if not (buffer.names or buffer.gifts or buffer.references):
         return None
     return (
         f"buffer {buffer.id} ({buffer.name or 'unnamed'}) cannot be donated: it is also kept"

@@ -48,9 +48,6 @@ from pathways_lab.core.messages import (
     Event,
     FunctionAnnounced,
     GangsGivenUp,
-    HandlePublished,
-    HandleTaken,
-    HandleUnpublished,
     HostJoined,
     HostLost,
     HostReport,
@@ -85,6 +82,7 @@ from pathways_lab.core.messages.elastic import (
     SuspendRequested,
 )
 from pathways_lab.core.messages.programs import ProgramsDropped
+from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken, HandleUnpublished
 from pathways_lab.core.messages.uploads import PatienceEnded, UploadLost
 from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.program.code_gc import Forgetting

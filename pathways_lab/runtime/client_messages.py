@@ -204,7 +204,7 @@ class ReturnLease(Plain):
 class Publish:
     """The buffer of the message: what takers must know of the handles, as their client wrote it.
 
-    keep: they stay when the client leaves.
+    keep: they stay when the client leaves.  to: the one client that may take them.
     """
 
     parcels: ClassVar[tuple[int, int]] = 0, 1
@@ -212,6 +212,7 @@ class Publish:
     name: str
     buffers: tuple[Id, ...]
     keep: bool = False
+    to: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ class FakeLab:
             ],
             "slices": [],
             "published": dict.fromkeys(self.published, "bob"),
+            "clients": ["kernel-1", "bob"],
         }  # fmt: skip
 
     # --- what tests do with it ----------------------------------------------------------

@@ -10,12 +10,11 @@ from pathways_lab.core.messages import (
     BuffersDropped,
     FreeBuffers,
     Grant,
-    HandlePublished,
-    HandleTaken,
     ProgramRegistered,
     SliceReleased,
 )
 from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
+from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.rules import Rules

@@ -29,6 +29,7 @@ from pathways_lab.core.messages.elastic import (
     SliceWithdrawn,
     SuspendRequested,
 )
+from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices import migration
@@ -403,7 +404,6 @@ def test_a_slice_released_while_it_is_being_suspended_ends_its_runs_first() -> N
 
 
 def test_others_who_read_a_suspended_clients_values_wait_with_it() -> None:
-    from pathways_lab.core.messages import HandlePublished, HandleTaken
 
     script = Script(islands=2)
     where = script.slice(4, island="island0")

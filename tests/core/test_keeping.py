@@ -16,9 +16,6 @@ from pathways_lab.core.messages import (
     Event,
     FreeBuffers,
     FunctionAnnounced,
-    HandlePublished,
-    HandleTaken,
-    HandleUnpublished,
     HostLost,
     Prepare,
     QuotaChosen,
@@ -26,8 +23,13 @@ from pathways_lab.core.messages import (
     SliceReleased,
 )
 from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.keeping import SlicesKept
 from pathways_lab.core.messages.programs import ProgramsForgotten
+from pathways_lab.core.messages.sharing import (
+    HandlePublished,
+    HandleTaken,
+    HandleUnpublished,
+    SlicesKept,
+)
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import BROKEN, told
 
@@ -268,8 +270,8 @@ def test_functions_of_a_slice_that_goes_are_forgotten() -> None:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([ANN, BOB]),
-        st.sampled_from(["leave", "join", "slice", "upload", "keep", "publish", "end", "take",
-                         "drop", "run", "finish", "release", "lose"]),
+        st.sampled_from(["leave", "join", "slice", "upload", "keep", "publish", "give", "end",
+                         "take", "drop", "run", "finish", "release", "lose"]),
         st.integers(0, 3),
     ),
     max_size=40,
@@ -309,6 +311,10 @@ def test_the_invariants_hold_whatever_clients_do(steps: list[tuple[str, str, int
             mine[client].append(script.upload(on, 8, client=client))
         elif what in ("keep", "publish") and mine[client]:
             ann.keep(mine[client][number % len(mine[client])], what == "keep", f"n{number}", client)
+        elif what == "give" and mine[client]:
+            buffers = (mine[client][number % len(mine[client])],)
+            to = ANN if client == BOB else BOB
+            ann.say(HandlePublished, client, name=f"n{number}", buffers=buffers, to=to)
         elif what == "end":
             ann.say(HandleUnpublished, client, name=f"n{number}")
         elif what == "take":

@@ -9,11 +9,15 @@ from pathways_lab.core.messages import (
     ClientLeft,
     Event,
     FreeBuffers,
+    HostLost,
+    Refused,
+    SliceFreed,
+)
+from pathways_lab.core.messages.sharing import (
     HandlePublished,
     HandleTaken,
     HandleUnpublished,
-    HostLost,
-    SliceFreed,
+    Published,
     Taken,
 )
 from pathways_lab.testing import Script, Sketch
@@ -258,3 +262,86 @@ def test_one_name_for_many_is_taken_as_a_whole_or_not_at_all() -> None:
     pair.say(HandlePublished, ANN, name="w", buffers=(other, gone))
     assert "only a client that has a handle" in pair.refused()
     assert control.count_published("w") == 1, "a refused publication changes nothing"
+
+
+EVES = 3 << 32 | 1
+
+
+class Given(Pair):
+    """Ann has given Bob 8 bytes more, as "g"; Eve is there too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.script.client("eve")
+        self.gift = self.script.upload(self.anns, 8)
+        self.give(self.gift)
+
+    def give(self, *buffers: int, by: str = ANN, to: str = BOB) -> None:
+        self.say(HandlePublished, by, name="g", buffers=buffers, to=to)
+
+    def accept(self, client: str = BOB, number: int = NUMBER) -> None:
+        self.say(HandleTaken, client, name="g", buffers=(number,))
+
+    @property
+    def gift_freed(self) -> bool:
+        return any(self.gift in c.buffers for c in told(self.script, FreeBuffers))
+
+
+def test_what_is_given_is_taken_by_one_client_once() -> None:
+    pair = Given()
+    assert told(pair.script, Published)[-1] == Published("test", ANN, "g", to=BOB, count=1)
+    pair.accept("eve", EVES)
+    assert pair.refused() == "name g: nothing is published under this name; there is w"
+    pair.accept()
+    assert told(pair.script, Taken)[-1].stored == (pair.gift,)
+    pair.accept(number=NUMBER + 1)
+    assert "nothing is published under this name" in pair.refused()
+    pair.drop(ANN, pair.gift)
+    assert not pair.gift_freed
+    pair.drop(BOB, NUMBER)
+    assert pair.gift_freed
+
+
+def test_names_of_what_is_given_are_between_two_clients() -> None:
+    pair = Given()
+    pair.give(pair.gift, to="eve")
+    assert len(told(pair.script, Refused)) == 0
+    pair.give(pair.gift)
+    assert "bob was given something of this name and has not taken it yet" in pair.refused()
+    pair.give(pair.gift, to="nobody")
+    assert "there is no client 'nobody' to whom to give it; there is bob, eve" in pair.refused()
+    pair.give(pair.gift, to=ANN)
+    assert "given to the client that has it" in pair.refused()
+    pair.give(pair.buffer, by="eve")
+    assert "has not taken it yet" in pair.refused()
+    # The same name for everybody is another one, and who was given something takes that first.
+    pair.say(
+        HandlePublished,
+        "eve",
+        name="g",
+        buffers=(pair.script.upload(pair.script.slice(1, client="eve"), 8, client="eve"),),
+    )
+    pair.accept()
+    assert told(pair.script, Taken)[-1].stored == (pair.gift,)
+
+
+@pytest.mark.parametrize("end", ["taken back", "giver leaves", "taker leaves"])
+def test_what_is_given_ends_without_being_taken(end: str) -> None:
+    pair = Given()
+    pair.drop(ANN, pair.gift)
+    assert not pair.gift_freed
+    if end == "taken back":
+        pair.say(HandleUnpublished, ANN, name="g")
+    else:
+        pair.say(ClientLeft, ANN if end == "giver leaves" else BOB, reason="killed")
+    assert pair.gift_freed
+    assert not any(pair.script.control.sharing.gifts.values())
+
+
+def test_what_is_given_is_not_donated_meanwhile() -> None:
+    pair = Given()
+    assert pair.script.control.why_not_donated(ANN, pair.gift) == (
+        f"buffer {pair.gift} (upload) cannot be donated: it is also kept by its handle and bob,"
+        " to whom it was given",
+        "unpublish it and wait until its takers drop it, or do not donate it",
+    )

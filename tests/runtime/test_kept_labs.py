@@ -13,7 +13,7 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.messages.keeping import SlicesKept
+from pathways_lab.core.messages.sharing import HandlePublished, Published, SlicesKept
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.cluster import attach
 from pathways_lab.runtime.processes import kept_labs
@@ -139,10 +139,10 @@ def test_a_client_comes_back_to_its_slices_with_its_own_invitation() -> None:
     lab.core.answer = lambda event: [m.SliceBound("c", "ann", binding)]
     request = {"slice": where, "request": pack(SliceRequest((1,), ("x",)))}
     lab.rim.from_client("ann", "slice", request, [], 50)
-    lab.core.answer = lambda event: [m.Published("c", "ann", "w", True)]
+    lab.core.answer = lambda event: [Published("c", "ann", "w", True)]
     keep = {"name": "w", "buffers": [], "id": 1, "keep": True}
     lab.rim.from_client("ann", "publish", keep, [], 9)
-    assert isinstance(lab.core.events[-1], m.HandlePublished)
+    assert isinstance(lab.core.events[-1], HandlePublished)
     assert lab.core.events[-1].keep
     assert lab.clients[0].of("topology")[-1]["kept"] == ["w"]
     lab.core.answer = lambda event: [SlicesKept("c", "ann", (where,))]

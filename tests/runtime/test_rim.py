@@ -10,6 +10,7 @@ from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.programs import ProgramsDropped
+from pathways_lab.core.messages.sharing import HandlePublished, Published, Taken, Unpublished
 from pathways_lab.core.messages.uploads import PatienceEnded
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
@@ -119,17 +120,17 @@ def test_hosts_hear_who_has_left_and_count_who_lies(lab: Lab) -> None:
 
 
 def test_who_takes_a_handle_gets_a_ticket_and_all_hear_of_names(lab: Lab) -> None:
-    lab.rim.happened(m.HandlePublished(0.0, "c", "kernel-1", "w", (ONE + 5,)))
+    lab.rim.happened(HandlePublished(0.0, "c", "kernel-1", "w", (ONE + 5,)))
     lab.core.answer = lambda event: [
-        m.Published("c", "kernel-1", "w"),
-        m.Taken("c", "kernel-2", "w", (2 << 32 | 1,), (ONE + 5,), (ONE,), b"about", 3),
+        Published("c", "kernel-1", "w"),
+        Taken("c", "kernel-2", "w", (2 << 32 | 1,), (ONE + 5,), (ONE,), b"about", 3),
     ]
     lab.say(2, "take", name="w", buffers=[2 << 32 | 1], id=3)
     assert lab.clients[0].of("topology")[-1]["published"] == {"w": "kernel-1"}
     (taken,) = lab.clients[1].of("answered")
     assert (taken["id"], taken["failure"]) == (3, None)
     assert (taken["stored"], taken["tickets"]) == ((ONE + 5,), [ticket(ONE + 5, 2)])
-    lab.core.answer = lambda event: [m.Unpublished("c", "kernel-1", "w")]
+    lab.core.answer = lambda event: [Unpublished("c", "kernel-1", "w")]
     lab.say(1, "unpublish", name="w", id=4)
     assert lab.clients[1].of("topology")[-1]["published"] == {}
     lab.say(2, "take", name="", buffers=[2 << 32 | 2], id=5)

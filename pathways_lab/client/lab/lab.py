@@ -41,6 +41,7 @@ from pathways_lab.client.session import failures
 from pathways_lab.client.session.connection import Connection
 from pathways_lab.client.session.session import Session
 from pathways_lab.client.training import per_host_loop
+from pathways_lab.client.trunk.trunk import Trunks
 from pathways_lab.core.checks import not_an_owner
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Line, SliceId
@@ -58,7 +59,7 @@ from pathways_lab.transport import record_encoding, tls
 from pathways_lab.transport.deferred_signals import HeldBack
 
 
-class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
+class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
     """A cluster that this kernel drives.
 
     session: the connection and what runs on it.  timeline: what happened.

@@ -38,20 +38,33 @@ from pathways_lab.transport.codec import unpack
 from pathways_lab.transport.deferred_signals import HeldBack
 
 
-def publish(session: Session, name: str, tree: Any, keep: bool = False) -> None:
+def publish(session: Session, name: str, tree: Any, keep: bool = False, to: str = "") -> None:
     """Let other clients take *tree* by *name*.  Raises PathwaysError when refused.
 
     keep: when all of it is there, and so that it stays when this client leaves.
+    to: the one client that may take it.
     """
-    handles, about = describe(tree)
-    buffers = [buffer_of(handle, session) for handle in handles]
-    for buffer in buffers:
-        buffer.shared = True
-    fields: dict[str, Any] = {"name": name, "buffers": [buffer.id for buffer in buffers]}
+    fields, about = _shared(session, name, tree, to)
     if keep:
         fields["keep"] = True
     ask = session.connection.questions.ask
     ask("publish", fields, None if keep else 60.0, [about], f"values to keep as {name!r}")
+
+
+def give(session: Session, name: str, tree: Any, to: str) -> None:
+    """Let one client take *tree*, and go on at once: nobody hears of it when it is refused."""
+    fields, about = _shared(session, name, tree, to)
+    fields["id"] = session.connection.new_id("question")
+    session.connection.send("publish", fields, [about])
+
+
+def _shared(session: Session, name: str, tree: Any, to: str) -> tuple[dict[str, Any], bytes]:
+    handles, about = describe(tree)
+    buffers = [buffer_of(handle, session) for handle in handles]
+    for buffer in buffers:
+        buffer.shared = True
+    fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
+    return {**fields, "to": to} if to else fields, about
 
 
 def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
@@ -63,11 +76,17 @@ def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
     if patience != 0:
         with contextlib.suppress(TimeoutError):
             connection.board.wait(
-                lambda: connection.closed is not None or name in connection.topology["published"],
+                lambda: (
+                    connection.closed is not None
+                    or name in connection.given
+                    or name in connection.topology["published"]
+                ),
                 patience,
                 f"a publication of {name!r}",
             )
-    count = connection.questions.ask("named", {"name": name}).fields["count"]
+    _, count = connection.given.pop(name, ("", None))
+    if count is None:
+        count = connection.questions.ask("named", {"name": name}).fields["count"]
     buffers: list[Buffer] = []
     try:
         with HeldBack():
@@ -187,13 +206,14 @@ class Sharing:
             raise failures.failure("refused", "no door is there", "import pathways_lab as pw")
         return hooks.open_door(self, name)
 
-    def publish(self, name: str, tree: Any) -> None:
+    def publish(self, name: str, tree: Any, *, to: str = "") -> None:
         """Let other clients of the lab take *tree* by *name*; nobody can read it otherwise.
 
         name: 1 to 200 characters; using it again for something newer moves it.
         tree: a handle, or a tree of handles in dicts, lists and tuples; what was taken from
             others may be among them.  It goes as a whole: whoever takes it gets all of one
             publication, never a mixture of two.
+        to: a client, by its name.  It alone can take this, once, and nobody else learns of it.
 
         The arrays stay on their devices, also when these handles die, until the name
         is taken back (:meth:`unpublish`), moved, or this client leaves.  Those who
@@ -206,7 +226,8 @@ class Sharing:
         >>> lab.publish("weights", {"w": w, "b": b})         # doctest: +SKIP
         >>> weights = lab.take("weights")       # in another notebook; doctest: +SKIP
         """
-        publish(self.session, slice_request.name("name", name), tree)
+        name, to = slice_request.name("name", name), to and slice_request.name("to", to)
+        publish(self.session, name, tree, to=to)
 
     def keep(self, **trees: Any) -> None:
         """Have values outlive this kernel: they stay on their devices when it ends, or is killed.
@@ -270,8 +291,10 @@ class Sharing:
 
     @property
     def published(self) -> dict[str, str]:
-        """The published names, and the client that published each."""
-        return dict(self.session.connection.topology["published"])
+        """The names that this client can take, and the client that published each."""
+        connection = self.session.connection
+        given = {name: giver for name, (giver, _) in tuple(connection.given.items())}
+        return {**connection.topology["published"], **given}
 
     def accounts(self) -> Accounts:
         """A table of each client's use since the lab began, and of its quotas.

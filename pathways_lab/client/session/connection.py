@@ -75,6 +75,7 @@ class Connection:
     a number.  number: in the high 32 bits of its ids.  owner: it may decide for all.
     topology: islands with hosts
     as the control plane last told.  policy: the one in force, as last told.
+    given: what others have given this client, by name: who, and how many buffers it is.
     tag: of runs of which nothing else is said.
     kept: slices that were kept from an earlier connection of this name.
     traffic: counters.  steps: of runs that were submitted and are not over; backlog: by slice.
@@ -109,6 +110,7 @@ class Connection:
         self.on_policy: Callable[[str, dict[str, Any]], None] = lambda op, _: None
         self.topology: dict[str, Any] = {}
         self.policy: dict[str, Any] = {}
+        self.given: dict[str, tuple[str, int]] = {}
         self.on_data: Callable[[Link, str, dict[str, Any], list[memoryview]], None] | None = None
         self.on_data_closed: Callable[[Link, str], None] | None = None
         self.expect: Callable[[Buffer], int] = lambda _: 0
@@ -480,7 +482,13 @@ class Connection:
         self._fail(_lost(fields["reason"], fields.get("remedy", ""), fields.get("details", "")))
 
     def _topology(self, fields: dict[str, Any]) -> None:
-        self.topology = fields
+        self.topology, there = fields, fields["clients"]
+        for name in [n for n, (giver, _) in tuple(self.given.items()) if giver not in there]:
+            self.given.pop(name, None)
+        self.board.settle((), None)
+
+    def _given(self, fields: dict[str, Any]) -> None:
+        self.given[fields["name"]] = fields["client"], fields["count"]
         self.board.settle((), None)
 
     def _records(self, fields: dict[str, Any]) -> None:
@@ -501,6 +509,7 @@ class Connection:
         "slice-waiting": lambda self, fields: self.questions.slice_waits(fields),
         "closing": _closing,
         "topology": _topology,
+        "given": _given,
         "records": _records,
         "output": lambda self, fields: self.on_output(fields),
         "policy": _policy,

@@ -12,6 +12,8 @@ Paper: section 4.4 (one order), section 4.6 (memory).
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pathways_lab.core.control import Control
 from pathways_lab.core.memory.ledger import Ledger
 from pathways_lab.core.scheduling.admission import describe, lacks
@@ -156,6 +158,13 @@ def _seats(control: Control) -> None:
         if client not in control.clients:
             states = {buffer.state for buffer in buffers}
             assert states <= {"resident"}, f"{name!r} is kept, and its values are {states}"
+    given: Counter[tuple[int, str]] = Counter()
+    for to, gifts in sharing.gifts.items():
+        for name, (client, buffers, _) in gifts.items():
+            assert {client, to} <= control.clients.keys(), f"{name!r}: one of its clients has left"
+            given.update((buffer.id, to) for buffer in buffers)
+    noted = Counter((b.id, to) for b in control.state.store.buffers.values() for to in b.gifts)
+    assert given == noted, f"buffers are kept for {noted - given}, and given to {given - noted}"
     for client, kept in seats.items():
         assert client not in control.clients, f"{client} is there, and has a seat"
         names = sharing.names_of(client)

@@ -193,6 +193,8 @@ def _why(
         yield "a handle is held" if client in (None, buffer.owner) else "its owner has a handle"
     for name in sorted(buffer.names):
         yield f"published as {name!r}"
+    if buffer.gifts:
+        yield f"given to {', '.join(sorted({*buffer.gifts}))}"
     if buffer.references:
         yield f"taken by {', '.join(sorted(set(buffer.references.values())))}"
     if buffer.maker in state.runs and buffer.state == "promised":

@@ -35,6 +35,7 @@ class BufferRecord:
     nbytes: on each device of *slice*.
     program, line: the program that makes it; the user's line that does, or that uploaded it.
     kept: its owner has a handle.  names: under which it is published.
+    gifts: clients to which it was given that have not taken it yet.
     references: of other clients, by their own numbers for it.
     apart: the reservation of the run that makes it covers it no longer.
     counted: the ledger holds its bytes.
@@ -65,6 +66,7 @@ class BufferRecord:
     failure: Failure | None = None
     kept: bool = True
     names: set[str] = field(default_factory=set)
+    gifts: list[str] = field(default_factory=list)
     references: dict[int, str] = field(default_factory=dict)
     apart: bool = False
     counted: bool = False
@@ -85,7 +87,7 @@ class BufferRecord:
     @property
     def held(self) -> bool:
         """Whether anybody has a handle, or can still get one."""
-        return self.kept or bool(self.names or self.references)
+        return self.kept or bool(self.names or self.gifts or self.references)
 
     @property
     def readable(self) -> bool:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
 from pathways_lab.core.messages.elastic import ElasticCommand, ElasticEvent
-from pathways_lab.core.messages.keeping import SlicesKept
 from pathways_lab.core.messages.programs import ProgramsDropped, ProgramsForgotten, RunWaited
+from pathways_lab.core.messages.sharing import SharingCommand, SharingEvent
 from pathways_lab.core.messages.uploads import UploadEvent
 from pathways_lab.core.messages.windows import WindowChosen, WindowKept
 from pathways_lab.core.program.program import NO_LINE, Line, Plan, SliceId
@@ -320,53 +320,12 @@ class RunsGivenUp:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class HandlePublished:
-    """A client gives buffers that it has a name under which others may take them, all together.
-
-    about: words for takers, never looked into.  keep: they stay when the client leaves.
-    """
-
-    time: float
-    cause: str
-    client: str
-    name: str
-    buffers: tuple[Buffer, ...]
-    about: bytes = b""
-    request: int = 0
-    keep: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HandleUnpublished:
-    """A client takes a name back: its own, or as an owner that of a client that has left."""
-
-    time: float
-    cause: str
-    client: str
-    name: str
-    request: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class HandleTaken:
-    """A client takes what is published.  buffers: its own numbers for its references."""
-
-    time: float
-    cause: str
-    client: str
-    name: str
-    buffers: tuple[Buffer, ...]
-    request: int = 0
-
-
 Event = (
     HostJoined | HostLost | SlicesLost | ClientJoined | ClientLeft | SliceRequested |
     SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
     CancelRequested | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
     PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GangsGivenUp | RunsGivenUp |
-    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadEvent |
-    ProgramsDropped | WindowChosen
+    SharingEvent | ElasticEvent | UploadEvent | ProgramsDropped | WindowChosen
 )  # fmt: skip
 
 
@@ -559,42 +518,9 @@ class LeaseEnded:
     island: str
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Anybody may take what has this name now.  kept: it stays when the client leaves."""
-
-    cause: str
-    client: str
-    name: str
-    kept: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Unpublished:
-    """Nobody can take it by this name any more.  client: who had published it."""
-
-    cause: str
-    client: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The client may read *stored*, each on one of *slices*; *buffers* are its own numbers."""
-
-    cause: str
-    client: str
-    name: str
-    buffers: tuple[Buffer, ...]
-    stored: tuple[Buffer, ...]
-    slices: tuple[SliceId, ...]
-    about: bytes
-    request: int = 0
-
-
 Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
     FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | Leased |
-    LeaseEnded | Published | SlicesKept | Unpublished | Taken | ElasticCommand | ProgramsForgotten |
-    RunWaited | CancelAnswered | WindowKept
+    LeaseEnded | SharingCommand | ElasticCommand | ProgramsForgotten | RunWaited | CancelAnswered |
+    WindowKept
 )  # fmt: skip

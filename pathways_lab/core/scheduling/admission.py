@@ -310,5 +310,6 @@ def keepers(buffer: BufferRecord) -> str:
     """The reason why a buffer is kept, in words."""
     found = ["its handle"] if buffer.kept else []
     found += [f"its name {name!r}" for name in sorted(buffer.names)]
+    found += [f"{client}, to whom it was given" for client in sorted({*buffer.gifts})]
     found += [f"{client}, who has taken it" for client in sorted({*buffer.references.values()})]
     return " and ".join(found) or "waiting runs"

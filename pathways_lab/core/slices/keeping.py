@@ -29,15 +29,15 @@ from typing import Any
 from pathways_lab.core.checks import ClientRecord, refusal
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
-from pathways_lab.core.messages import (
-    ClientLeft,
+from pathways_lab.core.messages import ClientLeft
+from pathways_lab.core.messages.elastic import Answer
+from pathways_lab.core.messages.programs import ProgramsForgotten
+from pathways_lab.core.messages.sharing import (
     HandlePublished,
     HandleTaken,
     HandleUnpublished,
+    SlicesKept,
 )
-from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.keeping import SlicesKept
-from pathways_lab.core.messages.programs import ProgramsForgotten
 from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.core.state import State
@@ -68,11 +68,21 @@ class Keeping:
 
     def publish(self, event: HandlePublished) -> None:
         """Give buffers a name; one that is to be kept when all of them are there."""
-        if event.keep:
+        if event.to:
+            self._answer(event, self._give(event))
+        elif event.keep:
             found = [self.state.store.find(number, event.client) for number in event.buffers]
             self.coming.append((event, [buffer for buffer in found if buffer is not None]))
         else:
             self._answer(event, self.sharing.publish(event))
+
+    def _give(self, event: HandlePublished) -> str | Failure | None:
+        if event.to not in self.clients:
+            there = ", ".join(sorted(self.clients))
+            return f"there is no client {event.to!r} to whom to give it; there is {there}"
+        if event.to == event.client:
+            return "it is to be given to the client that has it"
+        return self.sharing.give(event)
 
     def work(self) -> None:
         """Publish what is there now; of one name in the order in which it came."""
@@ -91,10 +101,12 @@ class Keeping:
         """Take a name back: one's own, or as an owner that of a client that has left."""
         publisher = self.sharing.publisher(event.name)
         seat = publisher in self.seats and self.clients[event.client].owner
-        if publisher is None or not (publisher == event.client or seat):
+        given = self.sharing.take_back(event.client, event.name)
+        if publisher == event.client or seat:
+            self.sharing.unpublish(event.name)
+        elif not given:
             self._answer(event, "it is not published by this client")
             return
-        self.sharing.unpublish(event.name)
         self._answer(event, None)
         self._vacate()
 
@@ -122,6 +134,7 @@ class Keeping:
         Returns its slices that stay.
         """
         self.coming = [entry for entry in self.coming if entry[0].client != event.client]
+        self.sharing.leave(event.client)
         for name in self.sharing.names_of(event.client):
             if name not in self.sharing.kept or self.sharing.failed(name):
                 self.sharing.unpublish(name)

@@ -12,6 +12,9 @@ taken back, used for something newer, or its publisher leaves; one that is kept 
 (:mod:`.slices.keeping`).  References only read: a shared buffer is never donated, and nothing
 is computed on another client's slice.
 
+A publication may be *given* to one client.  Nobody else can take it or learn of it, and it ends
+when it is taken.
+
 Rule for maintainers: the store counts; this module knows only the permissions.
 
 Paper: section 4.6 (object store, ownership).
@@ -24,28 +27,32 @@ from collections.abc import Iterable
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.memory.uploads import Uploads
-from pathways_lab.core.messages import (
+from pathways_lab.core.messages import Resolved
+from pathways_lab.core.messages.sharing import (
     HandlePublished,
     HandleTaken,
     Published,
-    Resolved,
     Taken,
     Unpublished,
 )
 from pathways_lab.core.state import State
 
+Publication = tuple[str, tuple[BufferRecord, ...], bytes]
+"""A client, the buffers that it has published, and the words for takers."""
+
 
 class Sharing:
-    """names: by name, who published which buffers, and what takers must know of them.
+    """names: publications by name.  kept: those of them that stay when their publisher leaves.
 
-    kept: those of them that stay when their publisher leaves.
+    gifts: publications to one client, by that client and by name.
     """
 
     def __init__(self, state: State, uploads: Uploads) -> None:
         self.state = state
         self.uploads = uploads
-        self.names: dict[str, tuple[str, tuple[BufferRecord, ...], bytes]] = {}
+        self.names: dict[str, Publication] = {}
         self.kept: set[str] = set()
+        self.gifts: dict[str, dict[str, Publication]] = {}
 
     def names_of(self, client: str) -> list[str]:
         """The names that a client has published."""
@@ -72,16 +79,9 @@ class Sharing:
         known = self.names.get(event.name)
         if known is not None and known[0] != event.client:
             return f"{known[0]} has published something under this name: choose another"
-        buffers: list[BufferRecord] = []
-        for number in event.buffers:
-            buffer = self.state.store.find(number, event.client)
-            if buffer is None or not (buffer.kept or number in buffer.references):
-                return "only a client that has a handle can publish it"
-            if buffer.failure is not None:
-                return buffer.failure
-            if buffer.donor:
-                return "the handle was donated: publish the result of that call"
-            buffers.append(buffer)
+        buffers = self._shareable(event)
+        if not isinstance(buffers, list):
+            return buffers
         # The new ones first: some may have the name already.
         for buffer in buffers:
             buffer.names.add(event.name)
@@ -94,6 +94,59 @@ class Sharing:
         self.state.out.append(Published(self.state.cause, event.client, event.name, event.keep))
         return None
 
+    def give(self, event: HandlePublished) -> str | Failure | None:
+        """Let one client take buffers by a name that is nobody else's.  Why not, or None."""
+        given = self.gifts.setdefault(event.to, {})
+        if event.name in given:
+            return f"{event.to} was given something of this name and has not taken it yet"
+        buffers = self._shareable(event)
+        if not isinstance(buffers, list):
+            return buffers
+        for buffer in buffers:
+            buffer.gifts.append(event.to)
+        given[event.name] = event.client, tuple(buffers), event.about
+        cause, name = self.state.cause, event.name
+        told = Published(cause, event.client, name, to=event.to, count=len(buffers))
+        self.state.out.append(told)
+        return None
+
+    def take_back(self, client: str, name: str) -> bool:
+        """End what a client has given under this name, and nobody has taken; whether it had."""
+        found = [to for to, given in self.gifts.items() if name in given]
+        mine = [to for to in found if self.gifts[to][name][0] == client]
+        for to in mine:
+            self._end_gift(to, name)
+        return bool(mine)
+
+    def leave(self, client: str) -> None:
+        """Nothing is given to a client that leaves, nor by it, any more."""
+        for name in tuple(self.gifts.get(client, ())):
+            self._end_gift(client, name)
+        self.gifts.pop(client, None)
+        for to, given in self.gifts.items():
+            for name in [name for name, (giver, *_) in given.items() if giver == client]:
+                self._end_gift(to, name)
+
+    def _end_gift(self, to: str, name: str) -> None:
+        _, buffers, _ = self.gifts[to].pop(name)
+        for buffer in buffers:
+            buffer.gifts.remove(to)
+        self._settle(buffers)
+
+    def _shareable(self, event: HandlePublished) -> list[BufferRecord] | str | Failure:
+        """The buffers, or why their client cannot share them."""
+        buffers: list[BufferRecord] = []
+        for number in event.buffers:
+            buffer = self.state.store.find(number, event.client)
+            if buffer is None or not (buffer.kept or number in buffer.references):
+                return "only a client that has a handle can publish it"
+            if buffer.failure is not None:
+                return buffer.failure
+            if buffer.donor:
+                return "the handle was donated: publish the result of that call"
+            buffers.append(buffer)
+        return buffers
+
     def unpublish(self, name: str) -> None:
         """Nobody can take it by this name any more."""
         client, buffers, _ = self.names.pop(name)
@@ -102,14 +155,19 @@ class Sharing:
         self.state.out.append(Unpublished(self.state.cause, client, name))
 
     def _end(self, name: str, buffers: Iterable[BufferRecord]) -> None:
-        for buffer in sorted({*buffers}, key=lambda b: b.id):
+        for buffer in buffers:
             buffer.names.discard(name)
+        self._settle(buffers)
+
+    def _settle(self, buffers: Iterable[BufferRecord]) -> None:
+        for buffer in sorted({*buffers}, key=lambda b: b.id):
             self.state.store.settle(buffer)
             self.uploads.dropped(buffer)
 
     def take(self, event: HandleTaken) -> str | None:
         """Give a client references of its own.  Why not, or None."""
-        known = self.names.get(event.name)
+        gift = self.gifts.get(event.client, {}).get(event.name)
+        known = gift or self.names.get(event.name)
         if known is None:
             there = ", ".join(sorted(self.names)) or "nothing"
             return f"nothing is published under this name; there is {there}"
@@ -120,12 +178,14 @@ class Sharing:
         if len({*numbers}) < len(numbers):
             return "two of them have the same number"
         owner, buffers, about = known
-        if owner == event.client and event.name not in self.kept:
+        if owner == event.client and gift is None and event.name not in self.kept:
             return "this client has published it itself, and has the handle"
         if len(numbers) != len(buffers):
             return f"it is {len(buffers)} arrays, and {len(numbers)} were asked for: take it again"
         for number, buffer in zip(numbers, buffers, strict=True):
             self.state.store.refer(buffer, event.client, number)
+        if gift is not None:
+            self._end_gift(event.client, event.name)
         cause, client = self.state.cause, event.client
         stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
         taken = Taken(cause, client, event.name, numbers, stored, slices, about, event.request)

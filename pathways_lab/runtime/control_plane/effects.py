@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pathways_lab.core import messages as m
 from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.messages.cancelling import CancelAnswered
-from pathways_lab.core.messages.keeping import SlicesKept
 from pathways_lab.core.messages.programs import ProgramsForgotten
+from pathways_lab.core.messages.sharing import Published, SlicesKept, Taken, Unpublished
 from pathways_lab.core.messages.windows import WindowKept
 from pathways_lab.core.scheduling.unordered_launch import Races
 from pathways_lab.core.slices.topology import SliceBinding
@@ -201,17 +201,19 @@ class Commands:
             case m.LeaseEnded(island=island):
                 del self._registry.leases[island]
                 self._registry.disorder.pop(island, None)
-            case m.Published(client=client, name=name, kept=kept):
+            case Published(client=client, name=name, to=to, count=count) if to:
+                self._tell.client(to, "given", {"name": name, "client": client, "count": count})
+            case Published(client=client, name=name, kept=kept):
                 self._registry.published[name] = client
                 (self._registry.kept.add if kept else self._registry.kept.discard)(name)
                 self._tell.topology()
             case SlicesKept(client=client, slices=slices):
                 self._registry.seat(client, slices)
-            case m.Unpublished(name=name):
+            case Unpublished(name=name):
                 self._registry.published.pop(name, None)
                 self._registry.kept.discard(name)
                 self._tell.topology()
-            case m.Taken():
+            case Taken():
                 self._taken(command)
             case m.AskPolicy():
                 self._policies.ask(command)
@@ -263,7 +265,7 @@ class Commands:
             if client.number in numbers:
                 self._tell.client(client.name, "slice-bound", fields)
 
-    def _taken(self, taken: m.Taken) -> None:
+    def _taken(self, taken: Taken) -> None:
         """The client reads from hosts by itself, and shows them that it may."""
         number = self._registry.clients[taken.client].number
         places = dict.fromkeys(taken.slices)

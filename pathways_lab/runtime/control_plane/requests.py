@@ -19,6 +19,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.programs import ProgramsDropped
+from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken, HandleUnpublished
 from pathways_lab.core.messages.uploads import UploadLost
 from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.program.bundles import APART
@@ -337,18 +338,21 @@ def _publish(letter: _Letter) -> m.Event:
             f"the description of what is published takes {len(about):,} bytes;"
             f" {_ABOUT_BYTES:,} are allowed",
         )
-    return m.HandlePublished(*letter.by, name, message.buffers, about, message.id, message.keep)
+    keep, to = message.keep, message.to
+    if keep and to:
+        raise Rejected("name", "what is given to one client cannot be kept: it ends when taken")
+    return HandlePublished(*letter.by, name, message.buffers, about, message.id, keep, to)
 
 
 def _unpublish(letter: _Letter) -> m.Event:
-    return m.HandleUnpublished(*letter.by, _name(letter.said.name), letter.said.id)
+    return HandleUnpublished(*letter.by, _name(letter.said.name), letter.said.id)
 
 
 def _take(letter: _Letter) -> m.Event:
     message: said.Take = letter.said
     name = _name(message.name)
     use(letter.client, buffer=message.buffers)
-    return m.HandleTaken(*letter.by, name, message.buffers, message.id)
+    return HandleTaken(*letter.by, name, message.buffers, message.id)
 
 
 _HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {

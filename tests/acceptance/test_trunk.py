@@ -1,0 +1,167 @@
+"""A function with its weights that others call: joined, each with their own results, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.client.trunk.trunk import ServingTrunk
+from tests.runtime.processes import until
+
+pytestmark = pytest.mark.cluster
+
+WIDTH = 16
+RNG = np.random.default_rng(0)
+WEIGHTS = RNG.normal(size=(WIDTH, WIDTH)).astype(np.float32)
+
+
+def layer(params: Any, x: Any, lora: Any = None) -> Any:
+    """A row that meets another row, of whomever, would show in all of them."""
+    y = x @ params["w"] + x.mean()
+    return {"y": y if lora is None else y + (x @ lora["a"]) @ lora["b"]}
+
+
+def lora(rank: int) -> dict[str, Any]:
+    sizes = {"a": (WIDTH, rank), "b": (rank, WIDTH)}
+    return {key: RNG.normal(size=size).astype(np.float32) for key, size in sizes.items()}
+
+
+def serve(lab: pw.Lab, *args: Any, **options: Any) -> ServingTrunk:
+    made = lab.trunk(*args, **options)
+    assert isinstance(made, ServingTrunk)
+    return made
+
+
+@pytest.fixture(scope="module")
+def guests(lab: pw.Lab) -> Iterator[list[pw.Lab]]:
+    assert lab.embedded is not None
+    made = [pw.Lab(lab.embedded.control, name=name) for name in ("bob", "eve", "joe")]
+    yield made
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def trunk(lab: pw.Lab) -> Iterator[ServingTrunk]:
+    """On two devices, the weights cut over both; calls wait for each other for a second."""
+    s = lab.slice(2, ("d",), island="island0")
+    params = {"w": pw.device_put(WEIGHTS, s.sharding(jax.P("d")))}
+    with serve(lab, "gpt", layer, params, on=s, most=4, wait=1.0) as made:
+        yield made
+
+
+def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [each.result() for each in [pool.submit(call) for call in calls]]
+
+
+def test_calls_of_several_clients_are_one_gang_and_each_has_its_own_results(
+    lab: pw.Lab, guests: list[pw.Lab], trunk: ServingTrunk
+) -> None:
+    theirs = [guest.trunk("gpt") for guest in guests]
+    assert repr(theirs[0]) == f"<trunk 'gpt' of {lab.name}>"
+    xs = [RNG.normal(size=(2, WIDTH)).astype(np.float32) for _ in range(4)]
+    gangs = trunk.gangs
+    made = at_once([
+        lambda call=call, x=x: call(x)  # type: ignore[misc]
+        for call, x in zip([*theirs, trunk], xs, strict=True)
+    ])  # fmt: skip
+    assert trunk.gangs == gangs + 1, "four calls are a full gang: nobody waits for a second"
+    for handles, x in zip(made, xs, strict=True):
+        np.testing.assert_allclose(
+            handles["y"].result(), layer({"w": WEIGHTS}, x)["y"], rtol=1e-5, atol=1e-6
+        )
+    assert {**trunk.calls} == {"bob": 1, "eve": 1, "joe": 1, lab.name: 1}
+    weights = [v for v in lab.memory().values if v.nbytes == WEIGHTS.nbytes]
+    assert len(weights) == 1, "one trunk for everybody"
+    # Names are nobody else's.
+    assert guests[0].published == {"gpt": lab.name}
+
+
+def test_adapters_of_unlike_ranks_go_together_and_have_their_own_gradients(
+    guests: list[pw.Lab], trunk: ServingTrunk
+) -> None:
+    adapters = [lora(2), lora(5), lora(3)]
+    xs = [RNG.normal(size=(2, WIDTH)).astype(np.float32) for _ in adapters]
+    gangs = trunk.gangs
+
+    def step(guest: pw.Lab, x: Any, adapter: Any) -> Any:
+        y, pull = guest.trunk("gpt").vjp(x, adapter)
+        return y, pull(y)
+
+    made = at_once([
+        lambda each=each: step(*each)  # type: ignore[misc]
+        for each in zip(guests, xs, adapters, strict=True)
+    ])  # fmt: skip
+    assert trunk.gangs == gangs + 2
+    for (y, gradients), x, adapter in zip(made, xs, adapters, strict=True):
+        wanted, pull = jax.vjp(lambda a, x=x: layer({"w": WEIGHTS}, x, a), adapter)
+        np.testing.assert_allclose(y["y"].result(), wanted["y"], rtol=1e-4, atol=1e-5)
+        jax.tree.map(
+            lambda g, w: np.testing.assert_allclose(g.result(), w, rtol=1e-4, atol=1e-4),
+            *(gradients, pull(wanted)[0]),
+        )
+
+
+def test_wrong_calls_are_refused_and_the_next_one_is_well(
+    guests: list[pw.Lab], trunk: ServingTrunk
+) -> None:
+    call = guests[0].trunk("gpt")
+    with pytest.raises(pw.PathwaysError, match=r"the trunk 'gpt' of .*: .*dot_general requires"):
+        call(np.ones((2, WIDTH + 1), np.float32))
+    with pytest.raises(pw.PathwaysError, match="inside of a program"):
+        pw.program(lambda x: call(x))(np.ones((2, WIDTH), np.float32))
+    with pytest.raises(pw.PathwaysError, match="there is gpt"):
+        guests[0].trunk("other")
+    guests[0].publish("trunk:gpt: what", {"x": 1}, to=trunk.server)
+    with pytest.raises(pw.PathwaysError, match="published something under this name"):
+        guests[0].publish("gpt", {"trunk": 1})
+    answer = guests[0].take("trunk:gpt: what", wait=60)
+    assert answer == {"refused": "this is no call of a trunk: 'what'"}
+    assert call(np.ones((2, WIDTH), np.float32))["y"].result().shape == (2, WIDTH)
+
+
+def test_what_is_given_to_one_client_is_nobody_elses(lab: pw.Lab, guests: list[pw.Lab]) -> None:
+    bob, eve, _ = guests
+    x = pw.device_put(WEIGHTS, lab.slice(1))
+    lab.publish("for bob", {"x": x}, to="bob")
+    until(lambda: "for bob" in bob.published)
+    assert "for bob" not in {**lab.published, **eve.published}
+    with pytest.raises(pw.PathwaysError, match="nothing is published under this name"):
+        eve.take("for bob")
+    assert np.array_equal(bob.take("for bob")["x"].result(), WEIGHTS)
+    with pytest.raises(pw.PathwaysError, match="nothing is published under this name"):
+        bob.take("for bob")
+    with pytest.raises(pw.PathwaysError, match="there is no client 'nobody'"):
+        lab.publish("x", x, to="nobody")
+
+
+def test_a_trunk_that_ends_says_so_to_those_who_wait(lab: pw.Lab, guests: list[pw.Lab]) -> None:
+    s = lab.slice(1)
+    params = pw.device_put(WEIGHTS, s)
+    closing = serve(lab, "slow", lambda params, x: x, params, on=s, wait=600.0)
+    until(lambda: "slow" in guests[0].published)
+    call, found = guests[0].trunk("slow"), []
+
+    def asks() -> None:
+        try:
+            call(jnp.ones(3))
+        except pw.PathwaysError as error:
+            found.append(error.failure)
+
+    asking = threading.Thread(target=asks)
+    asking.start()
+    until(lambda: closing.waiting == 1)
+    closing.close()
+    asking.join(60)
+    assert [failure.kind for failure in found] == ["lost"]
+    assert f"the trunk 'slow' is gone: {lab.name} has closed it" in found[0].message
+    assert "closed" in repr(closing)
