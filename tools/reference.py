@@ -42,6 +42,7 @@ OURS = {
     "Step.otherwise", "Step.partition", "Step.ready", "Step.types", "Timeline.end",
     "Timeline.evicted", "Timeline.extend", "Timeline.extend_later", "Timeline.grows",
     "Timeline.items", "Timeline.kept", "Timeline.plans", "Timeline.since", "Timeline.version",
+    "Timeline.with_kept",
 }  # fmt: skip
 """Attributes without an underscore that are there for other modules, and not for users."""
 _GIVEN = (Timeline, CompiledFunction, ProgramFunction, CapturedProgram)

@@ -204,8 +204,9 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
 _CHUNKED: dict[str, Callable[[int, int, int], Schedule]] = {
     "circular": circular,
     "interleaved": interleaved,
+    "dualpipev": lambda slices, microbatches, chunks: dual_pipe_v(slices, microbatches),
 }
-"""With any number of stages on a slice."""
+"""Those with several stages on a slice, by how many."""
 
 
 def called(given: str | Schedule, slices: int, microbatches: int) -> Schedule:
@@ -231,7 +232,7 @@ def for_stages(given: str | Schedule, stages: int, slices: int, microbatches: in
     """
     if isinstance(given, str) and given in _CHUNKED:
         return _CHUNKED[given](slices, microbatches, max(1, stages // slices))
-    return called(given, slices if given == "dualpipev" else stages, microbatches)
+    return called(given, stages, microbatches)
 
 
 def splits(given: str | Schedule) -> bool:

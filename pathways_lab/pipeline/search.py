@@ -425,7 +425,7 @@ class _Search:
                 self._note(c, recording)
 
     def _note(self, c: Candidate, recording: Recording) -> None:
-        records = settled(recording)._with_kept()
+        records = settled(recording).with_kept()
         run = replay.seen(records, run_meant(recording, records))
         took = max(s.end for spans in run.gangs.values() for s in spans) - run.submitted
         c.times.append(took)

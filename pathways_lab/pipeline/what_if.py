@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +35,7 @@ from pathways_lab.sim.result import Simulated
 from pathways_lab.timeline import planned as explained
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows, flow_of
-from pathways_lab.timeline.log import SETTLE, Recording, Timeline
+from pathways_lab.timeline.log import Recording, Timeline
 from pathways_lab.timeline.planned import Planned
 from pathways_lab.timeline.records import ENDS, Event, Record, Span, own
 from pathways_lab.timeline.text_table import TextTable
@@ -80,7 +79,7 @@ def predictions(timeline: Timeline) -> list[Prediction]:
     """Those that were told of a lab, with what was measured since."""
     known = _told.get(timeline, [])
     open_ = [each for each in known if each.measured is None and each.program]
-    took = durations(timeline._with_kept()) if open_ else []
+    took = durations(timeline.with_kept()) if open_ else []
     for each in open_:
         later = [s for what, began, s in took if what == each.program and began > each.since]
         if later:
@@ -154,7 +153,7 @@ class WhatIf:
 
         work, run: as for :func:`what_if`.
         """
-        records = settled(work)._with_kept()
+        records = settled(work).with_kept()
         self.prediction.measured = explained.planned(records, run_meant(work, records, run)).actual
         return self.prediction.error
 
@@ -247,7 +246,7 @@ def what_if(
         )
     source = opening.current() if isinstance(work, int) else work
     timeline = settled(source)
-    records = timeline._with_kept()
+    records = timeline.with_kept()
     chosen = run_meant(source, records, work if isinstance(work, int) else run)
     try:
         seen = replay.seen(records, chosen)
@@ -292,12 +291,7 @@ def settled(work: Any) -> Timeline:
             f"{work!r:.80} is no record of runs",
             "a lab, its timeline, a recording (with lab.timeline.recording() as r: ...), a number",
         )
-    until = time.monotonic() + SETTLE
-    while recording.timeline.grows and time.monotonic() < until:
-        if any(isinstance(r, Event) and r.kind in ENDS for r in recording.records):
-            break
-        time.sleep(0.02)
-    recording.settle()
+    recording.settle(runs=1)
     return recording.timeline
 
 

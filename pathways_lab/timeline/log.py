@@ -89,9 +89,12 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self.end = self.timeline.clock()
 
-    def settle(self) -> None:
-        """Wait, but not for long, until every run that was submitted meanwhile has its end."""
-        until = time.monotonic() + SETTLE
+    def settle(self, runs: int = 0, seconds: float = SETTLE) -> None:
+        """Wait until every run that was submitted meanwhile has its end, but no longer than so.
+
+        runs: so many were; the records of that may still be on their way.
+        """
+        until = time.monotonic() + seconds
         while self.timeline.grows and time.monotonic() < until:
             records = self.timeline.records
             events = [r for r in records if isinstance(r, Event) and r.time >= self.start]
@@ -100,7 +103,8 @@ class Recording:
             over = {r.run for r in events if r.kind in ENDS}
             started = {(r.run, r.step, r.host) for r in events if r.kind == "launched"}
             done = {(r.run, r.step, r.host) for r in records if isinstance(r, Span)}
-            if begun <= over and {key for key in started if key[0] in begun} <= done:
+            whole = {key for key in started if key[0] in begun} <= done
+            if whole and begun <= over and len(begun) >= runs:
                 return
             time.sleep(0.05)
 
@@ -405,7 +409,7 @@ class Timeline:
 
     def save(self, path: str | Path) -> Path:
         """Write all records to a file of columns (see :mod:`.files`); returns its path."""
-        return files.save(path, self._with_kept(), self.clock(), self.dropped)
+        return files.save(path, self.with_kept(), self.clock(), self.dropped)
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
@@ -425,7 +429,7 @@ class Timeline:
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Write it as trace events that Perfetto opens (see :mod:`.perfetto`)."""
-        return perfetto.save(path, self._with_kept(), self.dropped)
+        return perfetto.save(path, self.with_kept(), self.dropped)
 
     def to_dataframe(self) -> Any:
         """A pandas frame: a row per record, columns as in :mod:`.records` and ``type``.
@@ -446,7 +450,7 @@ class Timeline:
             )
         return open_view(self, *panels, **options)
 
-    def _with_kept(self) -> tuple[Record, ...]:
+    def with_kept(self) -> tuple[Record, ...]:
         """All records, and before them what the bound has pushed out and they still need."""
         records = self.records
         if not self.evicted:
@@ -493,7 +497,7 @@ class Timeline:
 
         Default: from where the first gang starts to where the last one ends.
         """
-        found = waits.waits(self._with_kept(), *self._between(start, end))
+        found = waits.waits(self.with_kept(), *self._between(start, end))
         return {lane: waits.shares(parts) for lane, parts in found.items()}
 
     def _between(self, start: float | None, end: float | None) -> tuple[float, float]:
@@ -513,7 +517,7 @@ class Timeline:
 
         run: as for :meth:`story`.
         """
-        return planned.planned(self._with_kept(), run)
+        return planned.planned(self.with_kept(), run)
 
     def __len__(self) -> int:
         self._read()

@@ -30,6 +30,7 @@ from pathways_lab.runtime.control_plane.directory import why_no_name
 from pathways_lab.runtime.processes import keeper, kept_labs
 from pathways_lab.transport.auth import AuthenticationError
 from pathways_lab.transport.framing import WireError
+from pathways_lab.transport.handshake import SILENCE
 
 
 def current() -> Lab:
@@ -178,7 +179,7 @@ def connect(
     timeout: float | None = None,
     name: str = "",
     plain_collectives: bool = False,
-    silence: float = 30.0,
+    silence: float = SILENCE,
 ) -> Lab:
     """Join the lab on a Dask cluster, or make one there by plugins if there is none.
 

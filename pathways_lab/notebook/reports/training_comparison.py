@@ -14,7 +14,6 @@ Paper: section 2 and figure 1, section 5.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +42,6 @@ from pathways_lab.pipeline.measured import (
 from pathways_lab.pipeline.modules import as_layers
 from pathways_lab.pipeline.schedule import Schedule
 from pathways_lab.timeline.log import Recording
-from pathways_lab.timeline.records import Event
 from pathways_lab.timeline.text_table import TextTable
 
 PATIENCE = 10.0
@@ -211,7 +209,7 @@ def compare(
             spent = cpu.passed()
             got, last = jax.device_get(parameters), float(value)
             del parameters, value
-            _await_records(recording, lab.submitted - before)
+            recording.settle(lab.submitted - before, PATIENCE)
             slices = prepared.slices
             first = got if first is None else first
             found[name] = measure(
@@ -233,16 +231,6 @@ def compare(
             )
         )
     return SideBySide(found, recordings, tolerance, lab.session.connection.emulated)
-
-
-def _await_records(recording: Recording, runs: int) -> None:
-    """Until the timeline knows of so many runs, and how they ended; records may come late."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        if sum(isinstance(r, Event) and r.kind == "submitted" for r in recording.records) >= runs:
-            break
-        time.sleep(0.05)
-    recording.settle()
 
 
 def _difference(expected: Any, got: Any) -> float:
