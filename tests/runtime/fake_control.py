@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.host.compiler import Code
 from pathways_lab.runtime.islands.coordination_service import Coordination
 from pathways_lab.runtime.islands.process_group import Formation
-from pathways_lab.runtime.processes.child_process import REMOVE, Child, spawn
+from pathways_lab.runtime.processes.child_process import Child, spawn
 from pathways_lab.timeline.records import Record, Span
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.addresses import private_folder, remove_folder
@@ -87,8 +88,7 @@ class Lab:
             "data_listen": f"unix:{self.folder}/{host.replace('/', '-')}.sock",
             "worker_pid": 1,
             "tls": None,
-            "private": str(private := private_folder()),
-            REMOVE: [str(private)],
+            "private": tempfile.mkdtemp(dir=self.folder),  # also where the host is killed
         }
         self.children[host] = spawn(
             "pathways_lab.runtime.host.process", settings, name=host, folder=self.folder
