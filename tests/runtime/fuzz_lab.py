@@ -33,7 +33,7 @@ from pathways_lab.transport.codec import pack, unpack, unpack_fields
 from pathways_lab.transport.edge import Malformed
 from pathways_lab.transport.framing import Letter, encode
 from tests.runtime.mutate import Said
-from tests.runtime.rim_kit import Peer, Services, ticket
+from tests.runtime.rim_kit import DATA_KEY, Peer, Services
 
 GOOD_HOSTS = ("i0/h0", "i0/h1")
 EVIL_HOST = "i1/h0"
@@ -239,7 +239,7 @@ class Lab:
         self.hosts: dict[str, HostPeer] = {}
         desk: Any = Desk()
         self.rim = Rim(
-            self.control, self._clock, lambda: None, Services(), lambda rim: desk, ticket
+            self.control, self._clock, lambda: None, Services(), lambda rim: desk, DATA_KEY
         )
         for name in (*GOOD_HOSTS, EVIL_HOST):
             self.host_comes(name)

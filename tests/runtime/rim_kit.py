@@ -82,13 +82,16 @@ class Script:
         return ()
 
 
+DATA_KEY = b"k" * 32
+
+
 class Services:
     """Remembers which formations were opened and closed."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, int]] = []
 
-    def open(self, formation: int, processes: int) -> None:
+    def open(self, formation: int, processes: int, book: object) -> None:
         self.said.append(("open", formation))
 
     def close(self, formation: int) -> None:
@@ -111,10 +114,6 @@ class Desk:
         self.said.append(("keep", policy))
 
 
-def ticket(buffer: int, client: int) -> bytes:
-    return f"{client} may read {buffer}".encode()
-
-
 class Lab:
     """Two clients, two hosts on two islands, one slice of client 1 on each."""
 
@@ -125,7 +124,7 @@ class Lab:
         self.services = Services()
         self.asked: list[Any] = []
         self.rim = Rim(
-            self.core, self._clock, self._due, self.services, lambda rim: Desk(self), ticket
+            self.core, self._clock, self._due, self.services, lambda rim: Desk(self), DATA_KEY
         )
         self.clients = [Peer(), Peer()]
         for peer in self.clients:

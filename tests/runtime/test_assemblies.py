@@ -25,7 +25,7 @@ class World:
             lambda host, reason: self.ended.append((host, reason)),
         )
 
-    def open(self, formation: int, processes: int) -> None:
+    def open(self, formation: int, processes: int, book: object) -> None:
         self.opened.append((formation, processes))
 
     def close(self, formation: int) -> None:

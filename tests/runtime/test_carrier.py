@@ -35,8 +35,8 @@ def carrier(*, short: bool = False) -> tuple[Any, list[Any]]:
     lanes: Any = SimpleNamespace(find=lambda lane: SimpleNamespace(empty=parts.empty))
     reports: Any = SimpleNamespace(hurried=lambda run: run == HURRIED)
     made: Any = Carrier(
-        "island0/host0", parts, launcher, parts, lanes, parts, parts, parts, reports,  # type: ignore[arg-type]
-        poked.append, lambda: 0.0, lambda op, fields: None, lambda reason: None,
+        "island0/host0", launcher, parts, lanes, parts, parts, parts, reports,  # type: ignore[arg-type]
+        poked.append,
     )  # fmt: skip
     made.parts, parts.empty = parts, False
     return made, poked

@@ -48,16 +48,22 @@ def desk(request: pytest.FixtureRequest) -> Desk:
     )
     never: Any = None
     place: Any = SimpleNamespace(numbers=(0, 1)) if "part" in request.param else None
-    bound: Any = SimpleNamespace(generation=0)
-    return Desk("h", b"", launcher, never, lambda _: place, never, never, lambda _: bound)
+    return Desk("h", b"", launcher, tenants(place), never, never, never)
+
+
+def tenants(place: Any) -> Any:
+    """They have one slice, in this place."""
+    bound = None if place is None else SimpleNamespace(generation=0)
+    return SimpleNamespace(where=lambda _: place, binding=lambda _: bound)
 
 
 def test_what_is_for_no_device_of_a_slice_that_moves_ends_nobody_but_its_sender() -> None:
     sent: list[Any] = []
     never: Any = None
     launcher: Any = SimpleNamespace(buffers=Buffers(), memory=SimpleNamespace(limit=64 << 20))
-    desk = Desk("h", b"", launcher, never, lambda _: None, never, never, lambda _: None)
-    desk.send_on = lambda *put: sent.append(put)
+    desk = Desk("h", b"", launcher, tenants(None), never, never, never)
+    sending: Any = desk
+    sending.send_on = lambda *put: sent.append(put)
     link, high = Link(EVE), EVE << 32
     layout = Layout((("x", 2),), (("x",),))
     fields = upload_fields(high | 1, high | 1, [2], "uint8", layout)
@@ -137,7 +143,7 @@ def test_nobody_answers_a_client_whose_link_is_gone() -> None:
     forgotten: list[Any] = []
     never: Any = None
     launcher: Any = SimpleNamespace(forget_fetches=forgotten.append)
-    desk = Desk("h", b"", launcher, never, never, never, never, never)
+    desk = Desk("h", b"", launcher, never, never, never, never)
     ann, eve = Link(ANN), Link(EVE)
     desk.closed(ann)
     (gone,) = forgotten
@@ -154,7 +160,7 @@ def test_a_host_that_leaves_hands_over_what_clients_have_asked_for(end: Any) -> 
         # Nothing will ever make the second value.
         forget_fetches=lambda which: [which(fetch) for fetch in asked[1:]],
     )
-    desk = Desk("h", b"", launcher, never, never, lambda _: None, never, never)
+    desk = Desk("h", b"", launcher, never, never, never, never)
     ann, told, over = Link(ANN), [], []
     ann.send = lambda op, fields, buffers=(): told.append(op)
     for number in (1, 2):
@@ -171,7 +177,7 @@ def test_a_host_that_leaves_and_that_nobody_asks_goes_at_once() -> None:
     never: Any = None
     launcher: Any = SimpleNamespace(forget_fetches=lambda which: None)
     over: list[bool] = []
-    desk = Desk("h", b"", launcher, never, never, never, never, never)
+    desk = Desk("h", b"", launcher, never, never, never, never)
     desk.hand_over(lambda: over.append(True))
     assert over == [True]
 
@@ -180,8 +186,7 @@ def test_what_has_come_of_a_dropped_upload_is_not_kept() -> None:
     never: Any = None
     launcher: Any = SimpleNamespace(buffers=Buffers(), memory=SimpleNamespace(limit=64 << 20))
     place: Any = SimpleNamespace(numbers=(0, 1))
-    bound: Any = SimpleNamespace(generation=0)
-    desk = Desk("h", b"", launcher, never, lambda _: place, never, never, lambda _: bound)
+    desk = Desk("h", b"", launcher, tenants(place), never, never, never)
     put(desk, Link(ANN), 7)
     assert desk._uploads
     desk.free((ANN << 32 | 7,))

@@ -44,7 +44,7 @@ def lab() -> Lab:
     gang = Overdue(
         ONE + 9, "kernel-1", "train", 0, "f", Line("a.py", 3, "f(x)"), ("i0/h",), 1, True
     )
-    lab.rim.downs._overdue = lambda seconds, now: (gang,)
+    lab.rim.overdue = lambda seconds, now: (gang,)
     return lab
 
 
@@ -83,7 +83,7 @@ def test_what_ran_there_is_blamed_for_its_end_and_not_for_starts_that_fail(lab: 
 
 def test_one_that_is_given_up_is_named_by_stuck_and_started_by_word(lab: Lab) -> None:
     started: list[tuple[str, str]] = []
-    lab.rim.downs._start = lambda *whom: started.append(whom)
+    lab.rim.downs._wish = lambda do, *whom: started.append(whom)
     report(lab, "given up")
     lab.say(2, "stuck", id=1, seconds=0.0)
     story = unpack(Stuck, lab.clients[1].of("answered")[-1]["story"])
@@ -104,7 +104,7 @@ def test_one_that_is_given_up_is_named_by_stuck_and_started_by_word(lab: Lab) ->
 def test_one_that_is_left_out_is_named_and_no_restart_is_recommended(lab: Lab) -> None:
     """Its worker lacks something: nothing that an owner does in the lab would help."""
     started: list[tuple[str, str]] = []
-    lab.rim.downs._start = lambda *whom: started.append(whom)
+    lab.rim.downs._wish = lambda do, *whom: started.append(whom)
     why = "was not started on late: the lab has JAX 0.10"
     report(lab, "left out", pid=0, code=None, reason=why)
     (down,) = (told["told"] for told in lab.clients[0].of("topology")[-1]["down"])

@@ -55,7 +55,7 @@ class Bench:
         self.host = host
         self.runtime = CpuRuntime(host, 4)
         self.posted: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.Queue()
-        self.sent: list[tuple[Send, Failure | None, float, int]] = []
+        self.sent: list[tuple[Send, Failure | None, float, float, int]] = []
         self.arrived: list[Arrived] = []
         self.deaths: list[BaseException] = []
         self.exchange = Exchange(
@@ -63,8 +63,6 @@ class Bench:
             wire,  # type: ignore[arg-type]
             lambda: 1.0,
             lambda function, *args: self.posted.put((function, args)),
-            lambda *what: self.sent.append(what),
-            self.arrived.append,
             self.deaths.append,
         )
 
@@ -123,15 +121,17 @@ class Case:
     def send(self, failure: Failure | None = None) -> None:
         host = self.bindings[0].hosts[0]
         action = Send((1, 0), self.plan, self.node, self.source, failure, 0)
-        exchange = self.benches[host].exchange
-        exchange.submit(exchange.send, action, self.places[0], self.route(host))
+        exchange, sent = self.benches[host].exchange, self.benches[host].sent
+        exchange.submit(
+            exchange.send, action, self.places[0], self.route(host), lambda *what: sent.append(what)
+        )
         self.benches[host].settle()
 
     def receive(self) -> None:
         host = self.bindings[1].hosts[0]
         action = Receive((1, 0), self.plan, self.node, self.target, 0)
-        exchange = self.benches[host].exchange
-        exchange.submit(exchange.receive, action, self.places[1], self.route(host))
+        exchange, arrived = self.benches[host].exchange, self.benches[host].arrived
+        exchange.submit(exchange.receive, action, self.places[1], self.route(host), arrived.append)
         self.benches[host].settle()
 
 
@@ -321,7 +321,7 @@ def test_what_cannot_be_sent_is_a_failure_of_the_transfer(
     case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
     wire.broken = ConnectionError("host is gone")
     case.send()
-    ((_, failure, _, _),) = benches[NEAR].sent
+    ((_, failure, *_),) = benches[NEAR].sent
     assert failure is not None
     assert failure.kind == "lost"
     case.source.payload, wire.broken = None, None
@@ -425,10 +425,8 @@ def test_a_suspended_slice_without_room_in_its_host_s_memory_is_lost_alone(
     launcher.buffers.bind(7, case.source)
     unused: Any = SimpleNamespace()
     tenants: Any = SimpleNamespace(where=lambda _: case.places[0])
-    parking = Parking(
-        NEAR, launcher, tenants, unused, bench.exchange, unused, unused, unused, unused,
-        lambda *what: lost.append(what),
-    )  # fmt: skip
+    reports: Any = SimpleNamespace(unmoved=lambda *what: lost.append(what))
+    parking = Parking(NEAR, launcher, tenants, unused, bench.exchange, reports)
 
     def full(*_: Any, **__: Any) -> Any:
         raise MemoryError

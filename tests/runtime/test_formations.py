@@ -31,7 +31,7 @@ class World:
         else:
             self.fields = fields
 
-    def open(self, formation: int, processes: int) -> None:
+    def open(self, formation: int, processes: int, book: object) -> None:
         self.opened.append((formation, processes))
 
     def close(self, formation: int) -> None:

@@ -111,16 +111,14 @@ def test_compiled_code_goes_with_the_last_slice_of_its_devices_that_wants_it() -
     posted: queue.Queue[Any] = queue.Queue()
     told: list[int] = []
     compiler = Compiler(HOST, Output(lambda *_: None), lambda error: None)
-    tenants = Tenants(
-        HOST,
-        CpuRuntime(HOST, 1),
-        Launcher(HOST, "island0"),
-        compiler,
-        lambda *call: posted.put(call),
-        lambda slice_id: None,
-        lambda binding, code, *_: told.append(code.slice),
-        lambda *_: None,
+    driver: Any = SimpleNamespace(
+        post=lambda call, *args: call == driver.compiling or posted.put((call, *args)),
+        opened=lambda slice_id: [],
+        compiled=lambda binding, code, *_: told.append(code.slice),
+        compiling=lambda *_: None,
     )
+    lanes: Any = SimpleNamespace(drop=lambda lane: None)
+    tenants = Tenants(HOST, CpuRuntime(HOST, 1), Launcher(HOST, "island0"), compiler, lanes, driver)
     one, two = host_kit.binding(1, (1,), [0]), host_kit.binding(2, (1,), [0])
     kind, whole = ((4,), "float32"), host_kit.layout(one, None)
     code = host_kit.code(lambda x: (x + 1,), one, [(kind, whole)], [(kind, whole)])

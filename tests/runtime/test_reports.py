@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,12 @@ from pathways_lab.core.messages import HostReport
 from pathways_lab.executor.actions import Report
 from pathways_lab.executor.device_memory import Memory
 from pathways_lab.runtime.host import reports as module
+from pathways_lab.runtime.host.host_records import Story
 from pathways_lab.runtime.host.reports import PERIOD, QUICK, Reports
 from pathways_lab.sim.machine import Costs
 from pathways_lab.timeline.records import Event, Sample, Span
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.codec import unpack_fields
-from pathways_lab.transport.link import LinkClosed
 
 
 class Desk:
@@ -26,12 +27,12 @@ class Desk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        self.idle = False
         self.memory: Memory[Any] = Memory()
+        launcher: Any = SimpleNamespace(idle=False, memory=self.memory)
+        self.launcher = launcher
         self.sent: list[dict[str, Any]] = []
         self.timers: list[tuple[float, Any]] = []
         self.looks = 0
-        self.gone = False
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         self.reports = Reports(
             "i/h",
@@ -39,19 +40,12 @@ class Desk:
             lambda: self.now,
             self.send,
             lambda seconds, call: self.timers.append((self.now + seconds, call)),
-            lambda: self.idle,
-            self.memory,
-            self.look,
-            lambda ended: record_encoding.segments("i", "i/h", True, ended, 0.0),
+            launcher,
+            Story("i/h", "i", True, lambda: 0.0),
         )
-
-    def look(self) -> None:
-        self.looks += 1
 
     def send(self, op: str, fields: dict[str, Any]) -> None:
         assert op == "report"
-        if self.gone:
-            raise LinkClosed("gone")
         self.sent.append(fields)
 
     def pass_time(self, seconds: float) -> None:
@@ -59,6 +53,7 @@ class Desk:
         due, self.timers = self.timers, []
         for at, call in due:
             if at <= self.now:
+                self.looks += 1
                 call()
             else:
                 self.timers.append((at, call))
@@ -106,7 +101,7 @@ def test_many_ends_are_one_message(desk: Desk) -> None:
 def test_the_last_end_does_not_wait(desk: Desk) -> None:
     say_over(desk, 1, 0, 0.5)
     desk.reports.due()
-    desk.idle = True
+    desk.launcher.idle = True
     say_over(desk, 1, 1, 0.5)
     desk.reports.due()
     assert len(desk.sent) == 2
@@ -122,7 +117,7 @@ def ends(desk: Desk, run: int, *, over: bool = True, told: bool = True) -> None:
 
 
 def test_a_run_whose_end_was_heard_hurries_nobody_and_is_not_lost(desk: Desk) -> None:
-    desk.idle = True
+    desk.launcher.idle = True
     for run in range(1, 10):
         ends(desk, run)
         desk.reports.due()
@@ -172,7 +167,7 @@ def test_the_ends_of_small_gangs_are_told_together_although_grants_wait(desk: De
 
 
 def test_what_nobody_has_heard_takes_what_was_heard_along(desk: Desk) -> None:
-    desk.idle = True
+    desk.launcher.idle = True
     ends(desk, 1)
     desk.reports.due()
     ends(desk, 2, told=False)
@@ -184,7 +179,7 @@ def test_what_nobody_has_heard_takes_what_was_heard_along(desk: Desk) -> None:
 
 def test_that_one_has_heard_is_no_reason_to_let_others_wait(desk: Desk) -> None:
     """A value of a run that goes on, and the end of another at the same moment."""
-    desk.idle = True
+    desk.launcher.idle = True
     ends(desk, 1, over=False)
     desk.reports.due()
     assert len(desk.sent) == 1, "the control plane may have to grant what follows"
@@ -196,7 +191,7 @@ def test_that_one_has_heard_is_no_reason_to_let_others_wait(desk: Desk) -> None:
 
 def test_a_report_is_not_lost_behind_a_timer_that_found_nothing(desk: Desk) -> None:
     """A run was over of which nothing was left to tell; the timer for it found nothing."""
-    desk.idle = True
+    desk.launcher.idle = True
     desk.reports.run_over(1)
     desk.reports.due(now=False)
     desk.pass_time(QUICK)
@@ -221,12 +216,12 @@ def test_the_end_of_a_run_comes_soon_though_the_host_is_busy(desk: Desk) -> None
 
 
 def test_while_something_is_under_way_somebody_looks(desk: Desk) -> None:
-    """Ends that nobody was in a hurry with are seen by the clock at the latest."""
+    """Ends that nobody was in a hurry with are seen by the clock at the latest, before it calls."""
     desk.reports.due()
     for _ in range(3):
         desk.pass_time(PERIOD)
     assert desk.looks == 3
-    desk.idle = True
+    desk.launcher.idle = True
     desk.pass_time(PERIOD)
     desk.pass_time(PERIOD)
     assert desk.looks == 4
@@ -240,7 +235,7 @@ def test_gangs_are_written_together_and_read_one_by_one(desk: Desk) -> None:
             [about], 9, step, 40 + step, (), 0, step == 0, (0.0, 1.0, 2.0, 3.0), columns
         )
         desk.reports.ended([gang])
-    desk.idle = True
+    desk.launcher.idle = True
     desk.reports.due()
     (written,) = desk.sent[-1]["records"]
     records = record_encoding.read([written])
@@ -267,18 +262,11 @@ def test_memory_is_sampled_when_it_changes_and_not_too_often(desk: Desk) -> None
     assert len(samples()) == 2, "too soon"
     desk.pass_time(2 * module.MEMORY_PERIOD)  # and it comes by itself
     assert samples()[2:] == [(1, 30.0)]
-    desk.idle = True  # the last value is not withheld for ever
+    desk.launcher.idle = True  # the last value is not withheld for ever
     desk.memory.used = {0: 0, 1: 0}
     desk.reports.flush()
     desk.pass_time(2 * module.MEMORY_PERIOD)
     assert samples()[3:] == [(0, 0.0), (1, 0.0)]
-
-
-def test_a_lost_control_plane_is_no_error(desk: Desk) -> None:
-    desk.gone = True
-    desk.reports.resident(3)
-    desk.reports.due()
-    assert desk.sent == []
 
 
 @given(st.data())

@@ -19,9 +19,11 @@ from pathways_lab.runtime.control_plane.directory import HostSeen
 from pathways_lab.timeline.queries import messages
 from pathways_lab.timeline.records import Event
 from pathways_lab.transport import record_encoding
+from pathways_lab.transport.auth import ticket_of
 from pathways_lab.transport.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.transport.edge import Malformed
 from tests.runtime.rim_kit import (
+    DATA_KEY,
     ONE,
     TWO,
     Lab,
@@ -30,7 +32,6 @@ from tests.runtime.rim_kit import (
     grants,
     plan_on,
     submitted,
-    ticket,
 )
 
 
@@ -129,7 +130,7 @@ def test_who_takes_a_handle_gets_a_ticket_and_all_hear_of_names(lab: Lab) -> Non
     assert lab.clients[0].of("topology")[-1]["published"] == {"w": "kernel-1"}
     (taken,) = lab.clients[1].of("answered")
     assert (taken["id"], taken["failure"]) == (3, None)
-    assert (taken["stored"], taken["tickets"]) == ((ONE + 5,), [ticket(ONE + 5, 2)])
+    assert (taken["stored"], taken["tickets"]) == ((ONE + 5,), [ticket_of(DATA_KEY, ONE + 5, 2)])
     lab.core.answer = lambda event: [Unpublished("c", "kernel-1", "w")]
     lab.say(1, "unpublish", name="w", id=4)
     assert lab.clients[1].of("topology")[-1]["published"] == {}

@@ -46,17 +46,14 @@ class Stage:
         )
         formations: Any = SimpleNamespace(together=set, renew=self._renew)
         races: Any = {1, 2, 3}
-        self.standstill = Standstill(
-            registry,
-            formations,
-            races,
-            lambda *_: self.late,
-            self.given_up.append,
-            lambda *_: None,
-            lambda _: None,
-            lambda *_: None,
-            lambda *_: None,
+        rim: Any = SimpleNamespace(
+            registry=registry,
+            happened=self.given_up.append,
+            restart_host=None,
+            overdue=lambda *_: self.late,
         )
+        diary: Any = SimpleNamespace(remember=lambda _: None)
+        self.standstill = Standstill(rim, formations, races, rim, diary)
 
     def _renew(self, *_: Any) -> None:
         self.renewed += 1

@@ -53,6 +53,8 @@ from pathways_lab.transport import record_encoding
 from pathways_lab.transport.codec import pack
 from pathways_lab.transport.edge import Malformed, parsed
 
+Wish = Callable[..., object]
+"""``(do, host, worker, pid=0)``, see :class:`Rim`."""
 _HERE = ("control",)
 """Whom messages reach that come here."""
 _LAUNCHING = {m.ShareProgram, m.Grant}
@@ -84,9 +86,9 @@ class Rim:
     clock: seconds, monotonic; the time of every event and record.
     flush_due: called when records wait for :meth:`flush`.
     services: where the hosts of slices over several hosts meet.
-    ticket(buffer, client): shows hosts that a client, by number, may read a buffer.
-    end_process(host): have it ended by its parent, whatever it does.
-    start_process(host, worker): have the worker start one for a host that was given up.
+    data_key: of the doors of hosts: a ticket made with it shows them that a client may read.
+    wish(do, host, worker, pid): have the worker ``"kill"`` the device process of a host,
+        whatever that does, or ``"restart"`` one for a host that was given up.
     record: is given every event, with what the core answered.
     ended(reason): called once when the core has failed; nothing leaves any more.
     policies: policies of users' own; :attr:`PolicyDesk.told` is this rim.
@@ -103,9 +105,8 @@ class Rim:
         flush_due: Callable[[], None],
         services: Services,
         policies: Callable[[Rim], PolicyDesk],
-        ticket: Callable[[int, int], bytes],
-        end_process: Callable[[HostSeen], object] = lambda host: None,
-        start_process: Callable[[str, str], object] = lambda host, worker: None,
+        data_key: bytes,
+        wish: Wish = lambda do, host, worker, pid=0: None,
         record: LastEvents | None = None,
         ended: Callable[[str], object] = lambda reason: None,
     ) -> None:
@@ -121,7 +122,7 @@ class Rim:
         self.diary = Diary(self.registry, clock, flush_due)
         self._numbers = 0
         self._epochs: dict[str, int] = {}
-        self._end_process = end_process
+        self._wish = wish
         self.formations = Formations(services, self.peers.host, self._slices_lost)
         self.policies = policies(self)
         self.races = Races(self.peers.host)
@@ -133,22 +134,10 @@ class Rim:
             self.races,
             self.policies,
             self._epochs,
-            ticket,
+            data_key,
         )
-        self.standstill = Standstill(
-            self.registry,
-            self.formations,
-            self.races,
-            core.overdue,
-            self.happened,
-            self.peers.host,
-            self.diary.remember,
-            self.print_at,
-            self.restart_host,
-        )
-        self.downs = Downs(
-            self, core.overdue, self.diary.remember, self.peers.topology, start_process
-        )
+        self.standstill = Standstill(self, self.formations, self.races, self.peers, self.diary)
+        self.downs = Downs(self, self.peers, self.diary, wish)
 
     # --- who is there ------------------------------------------------------------
 
@@ -239,10 +228,14 @@ class Rim:
         For one that lives and does not come to an end: handles on it fail with
         *reason* now, whether or not it is still able to hear.
         """
-        if name in self.registry.hosts:
-            self._end_process(self.registry.hosts[name])
+        if host := self.registry.hosts.get(name):
+            self._wish("kill", name, host.worker, host.pid)
         self.peers.host(name, "restart", {"reason": reason})
         self.host_lost(name, f"it was restarted: {reason}")
+
+    def overdue(self, seconds: float, now: float) -> Sequence[Overdue]:
+        """See :meth:`Core.overdue`."""
+        return self._core.overdue(seconds, now)
 
     def host_down(self, report: dict[str, Any]) -> None:
         """The worker of a host says how its device process ended."""

@@ -12,7 +12,7 @@ Paper: section 4.5; :mod:`pathways_lab.core.messages` has the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core import messages as m
@@ -28,6 +28,7 @@ from pathways_lab.runtime.control_plane.outbox import Switchboard
 from pathways_lab.runtime.control_plane.policy_supervisor import PolicyDesk
 from pathways_lab.runtime.control_plane.record_writer import Diary
 from pathways_lab.runtime.islands.process_groups import Formations
+from pathways_lab.transport.auth import ticket_of
 from pathways_lab.transport.codec import pack, pack_fields
 from pathways_lab.transport.framing import Letter
 
@@ -36,10 +37,7 @@ if TYPE_CHECKING:
 
 
 class Commands:
-    """epochs: by island, how many hosts it has lost.
-
-    ticket(buffer, client): shows hosts that a client, by number, may read a buffer.
-    """
+    """epochs: by island, how many hosts it has lost.  data_key: see :class:`.driver.Rim`."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class Commands:
         races: Races,
         policies: PolicyDesk,
         epochs: Mapping[str, int],
-        ticket: Callable[[int, int], bytes],
+        data_key: bytes,
     ) -> None:
         self._registry = registry
         self._tell = switchboard
@@ -59,7 +57,7 @@ class Commands:
         self._races = races
         self._policies = policies
         self._epochs = epochs
-        self._ticket = ticket
+        self._data_key = data_key
 
     def carry_out(self, commands: Sequence[m.Command]) -> None:
         """Carries out the commands of one event, in order."""
@@ -274,7 +272,7 @@ class Commands:
             "stored": taken.stored,
             "slices": taken.slices,
             "bindings": [pack(self._registry.bindings[on]) for on in places],
-            "tickets": [self._ticket(stored, number) for stored in taken.stored],
+            "tickets": [ticket_of(self._data_key, stored, number) for stored in taken.stored],
         }
         self._tell.answer(taken.client, taken.request, None, fields, [taken.about])
 

@@ -23,6 +23,8 @@ from pathways_lab.core import messages as m
 from pathways_lab.core.diagnosis.overdue import Overdue
 from pathways_lab.core.messages import elastic as em
 from pathways_lab.runtime.control_plane.directory import LEFT_OUT, Fallen, Registry
+from pathways_lab.runtime.control_plane.outbox import Switchboard
+from pathways_lab.runtime.control_plane.record_writer import Diary
 from pathways_lab.runtime.host.compile_marks import told as compiling_of
 from pathways_lab.timeline.records import Event
 
@@ -34,13 +36,15 @@ _OF_ITSELF = {
 """Exit codes of processes that were ended by what they did."""
 
 
-class _Rim(Protocol):
-    """The part of the driver that is needed here.
+class Driver(Protocol):
+    """The part of the driver that is needed here, and where a standstill is answered.
 
     print_at(client, run, text): to the client's cell.
     """
 
     registry: Registry
+
+    def overdue(self, seconds: float, now: float) -> Sequence[Overdue]: ...
 
     def happened(self, event: m.Event) -> None: ...
 
@@ -73,25 +77,19 @@ class _Left:
 
 
 class Downs:
-    """The book of one control plane.
-
-    overdue: the core's.  remember(event): in the timeline.  topology(): clients hear who is there.
-    start(host, worker): have the worker start a process.
-    """
+    """The book of one control plane."""
 
     def __init__(
         self,
-        rim: _Rim,
-        overdue: Callable[[float, float], Sequence[Overdue]],
-        remember: Callable[[Event], None],
-        topology: Callable[[], None],
-        start: Callable[[str, str], object],
+        rim: Driver,
+        peers: Switchboard,
+        diary: Diary,
+        wish: Callable[..., object],
     ) -> None:
         self._rim = rim
-        self._overdue = overdue
-        self._remember = remember
-        self._topology = topology
-        self._start = start
+        self._peers = peers
+        self._diary = diary
+        self._wish = wish
         self._left: dict[str, _Left] = {}
 
     def joined(self, host: str) -> None:
@@ -102,7 +100,7 @@ class Downs:
     def losing(self, host: str, now: float) -> None:
         """The core is about to be told that a host is gone."""
         bound = [b for b in self._rim.registry.bindings.values() if host in b.hosts]
-        gangs = [gang for gang in self._overdue(0.0, now) if host in gang.hosts]
+        gangs = [gang for gang in self._rim.overdue(0.0, now) if host in gang.hosts]
         clients = tuple(dict.fromkeys(b.client for b in bound))
         pid = self._rim.registry.hosts[host].pid
         self._left[host] = _Left(pid, clients, gangs[0] if gangs else None)
@@ -131,13 +129,13 @@ class Downs:
             self._rim.host_lost(name, reason)
         text = f"{name} is down: {fallen.told}"
         args = {"text": text, "words": report["words"], "again": again}
-        self._remember(Event("host-down", now, report["island"], name, args=args))
+        self._diary.remember(Event("host-down", now, report["island"], name, args=args))
         repeated = again and known is not None and known.reason == told
         if not report["asked"] and not repeated:
             for client in left.clients:
                 mine = left.gang is not None and left.gang.client == client
                 self._rim.print_at(client, left.gang.run if mine and left.gang else 0, text)
-        self._topology()
+        self._peers.topology()
 
     def worker_left(self, worker: str, now: float) -> None:
         """Nobody will start a process for its host any more."""
@@ -146,7 +144,7 @@ class Downs:
             self.joined(fallen.name)
             self._rim.happened(em.HostForgotten(now, f"{fallen.name}:forgotten", fallen.name))
         if down:
-            self._topology()
+            self._peers.topology()
 
     def restart(self, name: str, why: str, now: float) -> dict[str, int]:
         """A host, or all hosts of an island, get new processes; those there were, by host.
@@ -161,8 +159,8 @@ class Downs:
         for fallen in down:
             if not fallen.again:
                 self._fall(dataclasses.replace(fallen, again=True), now)
-                self._start(fallen.name, fallen.worker)
-        self._topology()
+                self._wish("restart", fallen.name, fallen.worker)
+        self._peers.topology()
         return {h.name: h.pid for h in there} | {d.name: 0 for d in down}
 
     def _fall(

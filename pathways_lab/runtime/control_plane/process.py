@@ -23,7 +23,6 @@ import itertools
 import ssl
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from pathways_lab.core.diagnosis.stall_detector import PERIOD
 from pathways_lab.runtime.cluster.device_supervisor import PATIENCE
 from pathways_lab.runtime.cluster.start_control_plane import IDLE
 from pathways_lab.runtime.control_plane.directory import ClientSeen, HostSeen, ObserverSeen
-from pathways_lab.runtime.control_plane.driver import Core, Rim
+from pathways_lab.runtime.control_plane.driver import Core, Rim, Wish
 from pathways_lab.runtime.control_plane.policy_supervisor import PolicyDesk, Processes
 from pathways_lab.runtime.control_plane.record_stream import BATCH_SECONDS
 from pathways_lab.runtime.control_plane.transcript import LastEvents, Transcript
@@ -68,8 +67,7 @@ class ControlPlane:
 
     folder, interface: where hosts that compute together meet, see
         :class:`pathways_lab.runtime.islands.coordination_service.Coordination`.
-    end_process(host): have a device process ended by its parent.
-    start_process(host, worker): have that worker start one.
+    wish: see :class:`pathways_lab.runtime.control_plane.driver.Rim`.
     client_address, host_address: the real ones of their listeners.
     idle, kept: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
     record: is given every event, with what the core answered.
@@ -85,11 +83,10 @@ class ControlPlane:
         folder: Path,
         interface: str | None = None,
         context: ssl.SSLContext | None = None,
-        end_process: Callable[[HostSeen], object] = lambda host: None,
         client_context: ssl.SSLContext | None = None,
         idle: float = 0.0,
         kept: bool = False,
-        start_process: Callable[[str, str], object] = lambda host, worker: None,
+        wish: Wish = lambda do, host, worker, pid=0: None,
         record: LastEvents | None = None,
         silence: float = SILENCE,
     ) -> None:
@@ -102,12 +99,7 @@ class ControlPlane:
         self.reactor = Reactor(
             "control", self._message, self._closed, self._opened, limits=TO_CONTROL, awake=True
         )
-        self.introductions = Introductions(
-            folder,
-            interface,
-            self.reactor.call_soon,
-            lambda number: self.rim.formations if number > 0 else self.assemblies,
-        )
+        self.introductions = Introductions(folder, interface, self.reactor.call_soon)
         self.assemblies = Assemblies(self.introductions, self._tell_waiting, self._end_host)
         policy_key = auth.new_key()
         policy_address = self.reactor.listen(
@@ -120,9 +112,8 @@ class ControlPlane:
             self._flush_later,
             self.introductions,
             lambda rim: PolicyDesk(rim, processes, time.monotonic, self.reactor.call_later),
-            lambda buffer, client: auth.ticket_of(keys.data, buffer, client),
-            end_process,
-            start_process,
+            keys.data,
+            wish,
             record,
             self._close_soon,
         )
@@ -333,11 +324,10 @@ def main() -> None:
         Path(config["folder"]),
         config["host"],
         context,
-        lambda host: _wish("kill", host.name, host.worker, host.pid),
         client_context=server_context(config["tls"], invited=True),
         idle=config["idle"],
         kept=config["kept"],
-        start_process=lambda host, worker: _wish("restart", host, worker),
+        wish=_wish,
         record=Transcript(config["transcript"]) if config["transcript"] else LastEvents(),
         silence=config["silence"],
     )

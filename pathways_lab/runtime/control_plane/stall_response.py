@@ -15,12 +15,12 @@ Paper: section 4.4.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.diagnosis.heartbeat import Pulse
-from pathways_lab.core.diagnosis.overdue import GangId, Overdue
+from pathways_lab.core.diagnosis.overdue import GangId
 from pathways_lab.core.diagnosis.stall import Seen
 from pathways_lab.core.diagnosis.stall_actions import Acts
 from pathways_lab.core.diagnosis.stall_detector import LATE, Told, Watchdog
@@ -28,7 +28,9 @@ from pathways_lab.core.diagnosis.stall_story import Stuck
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, SliceId
 from pathways_lab.core.scheduling.unordered_launch import Races
-from pathways_lab.runtime.control_plane.directory import Registry
+from pathways_lab.runtime.control_plane.lost_hosts import Driver
+from pathways_lab.runtime.control_plane.outbox import Switchboard
+from pathways_lab.runtime.control_plane.record_writer import Diary
 from pathways_lab.runtime.islands.process_groups import Formations
 from pathways_lab.timeline.records import Event
 from pathways_lab.transport.clock_sync import machine
@@ -41,37 +43,27 @@ _REMEDY = (
 
 
 class Standstill:
-    """Watches one control plane's islands.
-
-    overdue: the core's.  happened(event): to the core.  tell(host, op, fields).
-    remember(event): in the timeline.  print_at(client, run, text): where it can be read.
-    restart(host, reason): end its process; another takes its place.
-    """
+    """Watches one control plane's islands."""
 
     def __init__(
         self,
-        registry: Registry,
+        rim: Driver,
         formations: Formations,
         races: Races,
-        overdue: Callable[[float, float], Sequence[Overdue]],
-        happened: Callable[[m.Event], None],
-        tell: Callable[[str, str, dict[str, Any]], object],
-        remember: Callable[[Event], None],
-        print_at: Callable[[str, int, str], object],
-        restart: Callable[[str, str], object],
+        peers: Switchboard,
+        diary: Diary,
     ) -> None:
-        self._registry = registry
+        self._rim = rim
+        self._registry = rim.registry
         self._formations = formations
         self._races = races
-        self._overdue = overdue
-        self._happened = happened
-        self._tell_host = tell
-        self._remember = remember
-        self._print_at = print_at
+        self._overdue = rim.overdue
+        self._peers = peers
+        self._diary = diary
         self._now = 0.0
-        self._watchdog = Watchdog(overdue, self._ask, self._told, self._each)
-        self.acts = Acts(self._report, self._fail, restart)
-        self._pulse = Pulse(lambda host: tell(host, "pulse", {}))
+        self._watchdog = Watchdog(rim.overdue, self._ask, self._told, self._each)
+        self.acts = Acts(self._report, self._fail, rim.restart_host)
+        self._pulse = Pulse(lambda host: peers.host(host, "pulse", {}))
         self._silent: dict[str, float] = {}
         self._seen: object = None
         self._ended: set[tuple[int, int]] = set()
@@ -128,7 +120,7 @@ class Standstill:
 
     def _ask(self, hosts: Sequence[str], number: int) -> None:
         for host in hosts:
-            self._tell_host(host, "progress", {"number": number})
+            self._peers.host(host, "progress", {"number": number})
 
     def _told(self, story: Stuck, now: float) -> None:
         first = story.gangs[0]
@@ -138,7 +130,7 @@ class Standstill:
         if what != self._seen:
             self._seen = what
             args = {"text": str(story), "story": pack(story)}
-            self._remember(
+            self._diary.remember(
                 Event(
                     story.kind, now, islands[0] if islands else "", run=first.run, step=first.step,
                     program=first.program, node=first.node, client=first.client, args=args,
@@ -174,15 +166,15 @@ class Standstill:
                 told = text = (
                     f"no word from {host} on {seen.hostname} for {self._silent[host]:.1f} s"
                 )
-            self._remember(Event("silent", now, seen.island, host, args={"text": text}))
+            self._diary.remember(Event("silent", now, seen.island, host, args={"text": text}))
             bound = [b for b in self._registry.bindings.values() if host in b.hosts]
             for client in {b.client for b in bound}:
-                self._print_at(client, 0, told)
+                self._rim.print_at(client, 0, told)
         for host in before.keys() - self._silent.keys():
             if host in self._registry.hosts:
                 island = self._registry.hosts[host].island
                 text = f"{host} answers again"
-                self._remember(Event("answers", now, island, host, args={"text": text}))
+                self._diary.remember(Event("answers", now, island, host, args={"text": text}))
         self.acts.silent(tuple(self._silent.items()))
 
     # --- as told ---------------------------------------------------------------------------
@@ -190,17 +182,17 @@ class Standstill:
     def _report(self, story: Stuck) -> None:
         for client in dict.fromkeys(gang.client for gang in story.gangs):
             run = next(gang.run for gang in story.gangs if gang.client == client)
-            self._print_at(client, run, str(story))
+            self._rim.print_at(client, run, str(story))
 
     def _fail(self, gang: GangId, failure: Failure) -> None:
         """The run of a gang; where hosts are in it together, what goes on there is ended."""
         slices = self._formations.together(self._slices_of(gang))
         if any(self._formations.of_slice(s) is not None for s in slices):
             behind = {g.run for g in self._overdue(0.0, self._now) if slices & self._slices([g])}
-            self._happened(m.RunsGivenUp(self._now, "watchdog", tuple(sorted(behind)), failure))
+            self._rim.happened(m.RunsGivenUp(self._now, "watchdog", tuple(sorted(behind)), failure))
             self._formations.renew(slices, failure)
         else:
-            self._happened(m.RunsGivenUp(self._now, "watchdog", (gang[0],), failure))
+            self._rim.happened(m.RunsGivenUp(self._now, "watchdog", (gang[0],), failure))
 
     # --- the end of a deadlock --------------------------------------------------------------
 
@@ -210,7 +202,7 @@ class Standstill:
         granted = self._overdue(0.0, now)
         gangs = tuple(g.id for g in granted if slices & self._slices([g]))
         self._ended = {*self._ended.intersection(g.id for g in granted), *gangs}
-        self._happened(m.GangsGivenUp(now, "watchdog", gangs, failure))
+        self._rim.happened(m.GangsGivenUp(now, "watchdog", gangs, failure))
         self._formations.renew(slices, failure)
 
     def _slices(self, gangs: Iterable[Any]) -> set[SliceId]:

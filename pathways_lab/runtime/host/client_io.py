@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,9 @@ from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.data_messages import Ask, Put, upload_fields
 from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.host.local_slices import Tenants
+from pathways_lab.runtime.host.peers import Peers
+from pathways_lab.runtime.host.reports import Reports
 from pathways_lab.runtime.host.transfer_engine import Exchange
 from pathways_lab.transport.auth import ticket_of
 from pathways_lab.transport.codec import pack, unpack_fields
@@ -40,9 +43,6 @@ from pathways_lab.transport.handshake import Refused
 from pathways_lab.transport.link import Link, LinkClosed
 
 Buffers = list[memoryview]
-Where = Callable[[SliceId | None], Place | Failure | None]
-
-
 _UNFINISHED = 4
 """Memories of a device, of 1 GiB at least, that a client may fill on a host with uploads that are
 not complete."""
@@ -100,11 +100,8 @@ class Desk:
     """Uploads and fetches of one host.
 
     key: of the door at which clients come in.
-    where(slice): its place, why it has none, or None while that is not known.
-    carry_out: for the launcher's actions.  resident(buffer): report it.
-    binding(slice): where it lies, as far as this host was told.  devices: of this host.
+    devices: how many this host has.
     moved: where slices lie that have left this host, or moved within it.
-    send_on(binding, fields, parts): what came for devices of other hosts.
     """
 
     def __init__(
@@ -112,23 +109,20 @@ class Desk:
         host: str,
         key: bytes,
         launcher: Launcher,
+        tenants: Tenants,
         exchange: Exchange,
-        where: Where,
-        carry_out: Callable[[list[Action]], None],
-        resident: Callable[[int], None],
-        binding: Callable[[SliceId], SliceBinding | None],
+        peers: Peers,
+        reports: Reports,
         devices: int = 1,
     ) -> None:
         self.moved: dict[SliceId, SliceBinding] = {}
-        self.send_on: Callable[[SliceBinding, dict[str, Any], dict[int, Any]], None]
-        self._binding = binding
         self._host = host
         self._key = key
         self._launcher = launcher
+        self._tenants = tenants
         self._exchange = exchange
-        self._where = where
-        self._carry_out = carry_out
-        self._resident = resident
+        self._peers = peers
+        self._reports = reports
         self._uploads: dict[int, _Upload] = {}
         self._early: dict[SliceId, list[_Letter]] = {}
         self._waiting: Counter[int] = Counter()
@@ -145,14 +139,14 @@ class Desk:
 
     # --- uploads ------------------------------------------------------------------------
 
-    def put(self, link: Link, put: Put, buffers: Buffers) -> None:
+    def put(self, link: Link, put: Put, buffers: Buffers) -> list[Action]:
         """Shards of an upload for devices of this host; or of a slice that moves here."""
         if link.peer["role"] != "host":
             self._check_own(link, put.slice, "slice")
             self._check_own(link, put.buffer, "buffer")
             self._check_room(link, buffers)
             if self._launcher.buffers.get(put.buffer) is not None:
-                return  # who sent it did not live to hear of it, and it was sent again
+                return []  # who sent it did not live to hear of it, and it was sent again
         moved = self.moved.get(put.slice)
         if moved is not None and put.generation < moved.generation:
             # Its client had not heard yet where the slice lies now.
@@ -160,27 +154,44 @@ class Desk:
             if not parts.keys() <= set(range(len(moved.devices))):
                 devices = f"devices {sorted(parts)}, and has {len(moved.devices)}"
                 raise ValueError(f"an upload for slice {put.slice} is for its {devices}")
-            self.send_on(moved, fields_of(put.buffer, put.value), parts)
-            return
-        self._put(_Letter(link, put, buffers))
+            return self.send_on(moved, fields_of(put.buffer, put.value), parts)
+        return self._put(_Letter(link, put, buffers))
 
-    def put_here(self, fields: dict[str, Any], buffers: Buffers) -> None:
-        """Shards that lie on this host already, of a slice that moves within it."""
-        self._put(_Letter(None, unpack_fields(Put, fields), buffers))
+    def send_on(
+        self, binding: SliceBinding, fields: dict[str, Any], parts: Mapping[int, Any]
+    ) -> list[Action]:
+        """Shards, by virtual device, to the hosts of these devices; this one may be among them."""
+        actions: list[Action] = []
+        by_host: dict[str, list[int]] = {}
+        for number in parts:
+            by_host.setdefault(binding.devices[number][0], []).append(number)
+        for host, numbers in by_host.items():
+            letter = {**fields, "devices": numbers, "generation": binding.generation}
+            data = [parts[number] for number in numbers]
+            if host == self._host:
+                actions += self._put(_Letter(None, unpack_fields(Put, letter), data))
+            else:
 
-    def _put(self, letter: _Letter) -> None:
+                def done(error: Exception | None, host: str = host) -> None:
+                    if error is not None:
+                        why = f"a value could not be sent to {host}: {error}"
+                        self._reports.unmoved(binding.slice, why)
+
+                self._exchange.submit(self._peers.send, host, "put", letter, data, done)
+        return actions
+
+    def _put(self, letter: _Letter) -> list[Action]:
         put = letter.put
         slice_id, buffer, value = put.slice, put.buffer, put.value
         parts = put.parts(letter.buffers)  # refused while its sender is known
-        place, binding = self._where(slice_id), self._binding(slice_id)
+        place, binding = self._tenants.where(slice_id), self._tenants.binding(slice_id)
         here = binding.generation if binding is not None else -1
         if place is None or here < put.generation:
             # The client heard of the slice before we did, or its devices are being opened.
             self._wait(letter)
-            return
+            return []
         if isinstance(place, Failure):
-            self._uploaded(buffer, value, place, here)
-            return
+            return self._uploaded(buffer, value, place, here)
         if strange := parts.keys() - set(place.numbers):
             raise ValueError(
                 f"devices {sorted(strange)} of slice {slice_id} are not on {self._host}"
@@ -192,9 +203,9 @@ class Desk:
         if len(upload.parts) == len(place.numbers):
             del self._uploads[buffer]
 
-            def put_together(result: Any) -> None:
+            def put_together(result: Any) -> list[Action]:
                 self._uncount(upload)
-                self._uploaded(buffer, value, result, here)
+                return self._uploaded(buffer, value, result, here)
 
             self._exchange.submit(
                 self._exchange.upload,
@@ -204,6 +215,7 @@ class Desk:
                 put_together,
                 nbytes=value.nbytes * len(place.numbers),
             )
+        return []
 
     def _check_room(self, link: Link, more: Buffers) -> None:
         """Raise ValueError for more than a client may leave here; it may come by many links.
@@ -252,29 +264,30 @@ class Desk:
         for letter in upload.letters:
             self._count(letter, -1)
 
-    def _uploaded(self, buffer: int, value: Value, result: Any, generation: int) -> None:
+    def _uploaded(self, buffer: int, value: Value, result: Any, generation: int) -> list[Action]:
         assert value.slice is not None
         moved = self.moved.get(value.slice)
         if moved is not None and generation < moved.generation:
             # The slice has moved while its bytes were being put together.
             parts = None if isinstance(result, Failure) else arrays.at_home(result)
-            if parts is not None:
-                self.send_on(moved, fields_of(buffer, value), parts)
-            return
-        if self._where(value.slice) is not None:
-            self._carry_out(self._launcher.uploaded(buffer, value, result))
+            return [] if parts is None else self.send_on(moved, fields_of(buffer, value), parts)
         # Also when it failed: whoever uses it is told why; waiting would be for nothing.
-        self._resident(buffer)
+        self._reports.resident(buffer)
+        if self._tenants.where(value.slice) is None:
+            return []
+        return self._launcher.uploaded(buffer, value, result)
 
-    def opened(self, slice_id: SliceId) -> None:
+    def opened(self, slice_id: SliceId) -> list[Action]:
         """The slice's devices are known now: take what came too early."""
+        actions: list[Action] = []
         for letter in self._take_early(slice_id):
             try:
-                self._put(letter)
+                actions += self._put(letter)
             except ValueError as error:
                 if letter.link is None:
                     raise
                 letter.link.close(f"{self._host} did not understand 'put': {error!r}")
+        return actions
 
     def unfinished(self, slice_id: SliceId) -> list[tuple[int, Value, dict[int, Any]]]:
         """Uploads to a slice of which parts are missing, taken out: buffer, value, parts."""
@@ -317,7 +330,7 @@ class Desk:
 
     # --- fetches ------------------------------------------------------------------------
 
-    def fetch(self, link: Link, ask: Ask, _: Buffers) -> None:
+    def fetch(self, link: Link, ask: Ask, _: Buffers) -> list[Action]:
         """A client wants shards; it is answered when they are there."""
         buffer = ask.buffer
         if ask.ticket is None:
@@ -330,40 +343,37 @@ class Desk:
         moved = self.moved.get(ask.slice)
         if moved is not None and ask.generation < moved.generation:
             self._answer(fetch, "fetch-moved", {"binding": pack(moved)}, [])
-            return
-        self._carry_out(self._launcher.fetch(fetch, buffer))
+            return []
+        return self._launcher.fetch(fetch, buffer)
 
     def _asking(self, fetch: Fetch) -> Fetch:
         self._asked[fetch.link] += 1
         return fetch
 
-    def expect(self, client: int, number: int, buffer: int) -> None:
+    def expect(self, client: int, number: int, buffer: int) -> list[Action]:
         """A client that waits for each call is told when this is there, without asking."""
         link = self._links.get(client)
-        if link is not None:
-            fetch = self._asking(Fetch(link, number, ()))
-            self._carry_out(self._launcher.fetch(fetch, buffer))
+        if link is None:
+            return []
+        return self._launcher.fetch(self._asking(Fetch(link, number, ())), buffer)
 
-    def serve(self, serve: Serve) -> None:
+    def serve(self, serve: Serve) -> list[Action]:
         """The launcher has what a fetch asked for."""
         fetch = serve.fetch
         assert isinstance(fetch, Fetch)
         if not fetch.devices:
             # Only whether it is there was asked.
             self._answer(fetch, "fetched", {}, [])
-            self._carry_out(self._launcher.served(serve.slot, serve.reader))
-            return
-        place = self._where(serve.slot.value.slice)
+            return self._launcher.served(serve.slot, serve.reader)
+        place = self._tenants.where(serve.slot.value.slice)
         if not isinstance(place, Place):
             released = Failure("lost", "the slice of the buffer was released")
-            self._served(serve, serve.slot.value, place or released)
-            return
+            return self._served(serve, serve.slot.value, place or released)
         value, payload = serve.slot.value, serve.slot.payload
         if value.leaves:
             if fetch.leaf >= (count := len(value.leaves)):
                 wrong = Failure("refused", f"array {fetch.leaf} of a bundle that has {count}")
-                self._served(serve, value, wrong)
-                return
+                return self._served(serve, value, wrong)
             value, payload = leaf(value, fetch.leaf), payload[fetch.leaf]
         self._exchange.submit(
             self._exchange.read,
@@ -373,8 +383,11 @@ class Desk:
             lambda result: self._served(serve, value, result),
             nbytes=value.nbytes * len(fetch.devices),
         )
+        return []
 
-    def _served(self, serve: Serve, value: Value, result: list[memoryview] | Failure) -> None:
+    def _served(
+        self, serve: Serve, value: Value, result: list[memoryview] | Failure
+    ) -> list[Action]:
         fetch = serve.fetch
         assert isinstance(fetch, Fetch)
         if isinstance(result, Failure):
@@ -382,7 +395,7 @@ class Desk:
         else:
             shape = list(arrays.logical_shard(value))
             self._answer(fetch, "fetched", {"shape": shape, "dtype": value.dtype}, result)
-        self._carry_out(self._launcher.served(serve.slot, serve.reader))
+        return self._launcher.served(serve.slot, serve.reader)
 
     def refuse(self, fetch: Fetch, failure: Failure) -> None:
         """There is nothing to be had."""

@@ -27,8 +27,9 @@ from typing import Any, ClassVar
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program.program import Plan
+from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import Action
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import virtual_devices as bindings
 from pathways_lab.runtime.data_messages import DATA, Part
@@ -71,6 +72,8 @@ _HEADER = 4 << 20
 
 Buffers = list[memoryview]
 Fields = dict[str, Any]
+Follows = list[Action] | None
+"""Actions to which a message leads."""
 
 
 class HostRim:
@@ -111,80 +114,28 @@ class HostRim:
         self._lanes = Lanes(self._thread_died, self.reactor)
         self.compiler = Compiler(name, self._output, self._thread_died, notes=notes)
         self._peers = Peers(self.reactor, data_key, name, context=client_context)
-        self.exchange = Exchange(
-            name,
-            self._peers,
-            self._clock,
-            self.reactor.call_soon,
-            lambda *sent: self._carrier.sent(*sent),
-            lambda arrived: self._carrier.arrived(arrived),
-            self._thread_died,
-        )
-        self.reports = Reports(
-            name,
-            island,
-            self._clock,
-            self.tell_control,
-            self.reactor.call_later,
-            lambda: self.launcher.idle,
-            self.launcher.memory,
-            lambda: self._carrier.look(),
-            lambda ended: self._story.segments(ended),
-        )
-        self.tenants = Tenants(
-            name,
-            runtime,
-            self.launcher,
-            self.compiler,
-            self.reactor.call_soon,
-            lambda slice_id: self.desk.opened(slice_id),
-            self._compiled,
-            lambda *begun: self.reactor.call_soon(self._compiling, *begun),
-        )
-        self.desk = Desk(
-            name,
-            data_key,
-            self.launcher,
-            self.exchange,
-            self.tenants.where,
-            lambda actions: self._carrier.carry_out(actions),
-            self._resident,
-            self.tenants.binding,
-            runtime.count,
-        )
         self._story = Story(name, island, runtime.emulated, self._offset)
-        self._carrier = Carrier(
-            name,
-            runtime,
-            self.launcher,
-            self.tenants,
-            self._lanes,
-            self.exchange,
-            self.desk,
-            self._story,
-            self.reports,
-            self.reactor.call_here,
-            self._clock,
-            self.tell_control,
-            fatal,
+        self.reports = Reports(
+            name, island, self._clock, self.tell_control, self._later, self.launcher, self._story
         )
+        self.tenants = Tenants(name, runtime, self.launcher, self.compiler, self._lanes, self)
+        self.exchange = Exchange(name, self._peers, self._clock, self.post, self._thread_died)
+        self.desk = Desk(
+            name, data_key, self.launcher, self.tenants, self.exchange, self._peers, self.reports,
+            runtime.count,
+        )  # fmt: skip
+        self._carrier = Carrier(
+            name, self.launcher, self.tenants, self._lanes, self.exchange, self.desk, self._story,
+            self.reports, self.reactor.call_here,
+        )  # fmt: skip
         self._parking = Parking(
-            name,
-            self.launcher,
-            self.tenants,
-            self.desk,
-            self.exchange,
-            self._peers,
-            self.reports,
-            self._carrier.carry_out,
-            self._lanes.drop,
-            lambda slice_id, why: self.tell_control("unmoved", {"slice": slice_id, "reason": why}),
+            name, self.launcher, self.tenants, self.desk, self.exchange, self.reports
         )
         bindings.resolve_with(self.tenants.device)
         self.data_address = self.reactor.listen(
             data_listen,
             data_key,
-            lambda link, hello: self.desk.meet(link, hello),
+            self.desk.meet,
             tag="data",
             context=server_context,
             bulk=True,
@@ -253,11 +204,29 @@ class HostRim:
             known = [key for key, _ in self.launcher.unfinished()]
             self.exchange.submit(self.exchange.peer_lost, link.name, reason, known)
 
+    # --- what happens here, and what follows ----------------------------------------------
+
+    def post(self, function: Callable[..., list[Action] | None], *args: Any) -> None:
+        """Call it in the reactor's thread, and carry out what it returns.  From any thread."""
+        self.reactor.call_soon(self._follow, function, *args)
+
+    def _follow(self, function: Callable[..., list[Action] | None], *args: Any) -> None:
+        self._carrier.carry_out(function(*args) or [])
+
+    def _later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Call it in the reactor's thread, after a look at what has ended by then."""
+        self.reactor.call_later(seconds, self._on_time, function)
+
+    def _on_time(self, function: Callable[[], None]) -> None:
+        self._carrier.look()
+        function()
+
     # --- messages -----------------------------------------------------------------------
 
     def _message(self, link: Link, op: str, fields: Fields, buffers: Buffers) -> None:
         if link.tag == "control":
-            self._from_control[op](self, fields, buffers)
+            if actions := self._from_control[op](self, fields, buffers):
+                self._carrier.carry_out(actions)
         else:
             self._from_data(link, op, fields, buffers)
         if self._carrier.unseen:
@@ -268,7 +237,8 @@ class HostRim:
         """Others may be wrong: that closes their link and nothing else."""
         try:
             message = parsed(DATA, op, fields, buffers)
-            self.from_data[op](self, link, message, buffers)
+            if actions := self.from_data[op](self, link, message, buffers):
+                self._carrier.carry_out(actions)
         except Exception as error:
             # Any error but a ValueError is a fault of this process, and costs no more than one.
             done = "refused" if isinstance(error, ValueError) else "could not take"
@@ -285,19 +255,18 @@ class HostRim:
     def _bind(self, fields: Fields, _: Buffers) -> None:
         self.tenants.bind(unpack(SliceBinding, fields["binding"]))
 
-    def _unbind(self, fields: Fields, _: Buffers) -> None:
-        actions, lane = self.tenants.unbind(fields["slice"])
-        self._carrier.carry_out(actions)
+    def _unbind(self, fields: Fields, _: Buffers) -> list[Action]:
+        actions = self.tenants.unbind(fields["slice"])
         self._forget_programs()
-        if lane:
-            self._lanes.drop(lane)
+        return actions
 
     def _park(self, fields: Fields, _: Buffers) -> None:
         self._parking.park(fields["slice"])
 
-    def _move(self, fields: Fields, _: Buffers) -> None:
-        self._parking.move(unpack(SliceBinding, fields["binding"]))
+    def _move(self, fields: Fields, _: Buffers) -> list[Action]:
+        actions = self._parking.move(unpack(SliceBinding, fields["binding"]))
         self._forget_programs()
+        return actions
 
     def _forget_programs(self) -> None:
         self._story.forget(lambda plan: self.launcher.plan(plan) is None)
@@ -374,8 +343,7 @@ class HostRim:
                 self.runtime.span(slice_id, unpack(Formation, fields["formation"]))
         self._end_formation(fields["number"], failure.message)
         if isinstance(self.runtime, SpanningCpuRuntime):
-            lane, reforming = self.tenants.reform(slices, self._output)
-            self._lanes.put(lane, reforming)
+            self.tenants.reform(slices, self._output)
 
     def _progress(self, fields: Fields, _: Buffers) -> None:
         """Tell which gangs this host has launched, and which not."""
@@ -392,7 +360,14 @@ class HostRim:
             return
         self.tenants.prepare(code)
 
-    def _compiled(
+    def opened(self, slice_id: SliceId) -> list[Action]:
+        """See :class:`pathways_lab.runtime.host.local_slices.Told`, as of the next three."""
+        return self.desk.opened(slice_id)
+
+    def broken(self, number: int, reason: str) -> None:
+        self.tell_control("broken", {"number": number, "reason": reason})
+
+    def compiled(
         self,
         binding: SliceBinding,
         code: Code,
@@ -405,11 +380,9 @@ class HostRim:
         if end > start:
             self.reports.record(self._story.compiled(binding, code, start, end, failure))
         self.reports.compiled(code.function, code.slice, temporary, failure)
-        self.reports.due()
 
-    def _compiling(self, binding: SliceBinding, code: Code, start: float, waiting: int) -> None:
+    def compiling(self, binding: SliceBinding, code: Code, start: float, waiting: int) -> None:
         self.reports.record(self._story.compiling(binding, code, start, waiting))
-        self.reports.due()
 
     # --- programs and grants ----------------------------------------------------------------
 
@@ -424,7 +397,7 @@ class HostRim:
         self.tenants.forget(functions)
         self._forget_programs()
 
-    def _grant(self, fields: Fields, buffers: Buffers) -> None:
+    def _grant(self, fields: Fields, buffers: Buffers) -> list[Action]:
         received = time.monotonic()
         grant = unpack_fields(Grant, {**fields, "host": self.name})
         plan = self.launcher.plan(grant.plan)
@@ -436,19 +409,19 @@ class HostRim:
         if grant.prompt:
             self.reports.hurry(grant.run)
         if hear := fields.get("hear"):
-            self.desk.expect(grant.run >> 32, hear, grant.outputs[0])
+            actions = [*self.desk.expect(grant.run >> 32, hear, grant.outputs[0]), *actions]
         work.ended = time.monotonic()
-        self._carrier.carry_out(actions)
+        return actions
 
-    def _abort(self, fields: Fields, _: Buffers) -> None:
+    def _abort(self, fields: Fields, _: Buffers) -> list[Action]:
         text = f"run {fields['run']} was ended by the control plane"
         failure = Failure("cancelled", text, host=self.name)
-        self._carrier.carry_out(self.launcher.abort(fields["run"], failure))
+        return self.launcher.abort(fields["run"], failure)
 
-    def _free(self, fields: Fields, _: Buffers) -> None:
+    def _free(self, fields: Fields, _: Buffers) -> list[Action]:
         buffers = tuple(fields["buffers"])
         self.desk.free(buffers)
-        self._carrier.carry_out(self.launcher.free(buffers))
+        return self.launcher.free(buffers)
 
     def _clients(self, fields: Fields, _: Buffers) -> None:
         self.desk.clients(fields["newest"], fields["present"], self.reactor.links)
@@ -461,12 +434,7 @@ class HostRim:
         data = buffers[0] if buffers else memoryview(b"")
         self.exchange.submit(self.exchange.piece, part, data, nbytes=len(data))
 
-    def _resident(self, buffer: int) -> None:
-        """An upload is complete."""
-        self.reports.resident(buffer)
-        self.reports.due()
-
-    _from_control: ClassVar[dict[str, Callable[[HostRim, Fields, Buffers], None]]] = {
+    _from_control: ClassVar[dict[str, Callable[[HostRim, Fields, Buffers], Follows]]] = {
         "bind": _bind,
         "unbind": _unbind,
         "park": _park,
@@ -488,7 +456,7 @@ class HostRim:
         "clients": _clients,
         "pulse": lambda self, *_: self.tell_control("pulse", {}),
     }
-    from_data: ClassVar[dict[str, Callable[[HostRim, Link, Any, Buffers], None]]] = {
+    from_data: ClassVar[dict[str, Callable[[HostRim, Link, Any, Buffers], Follows]]] = {
         "piece": _piece,
         "put": lambda self, *letter: self.desk.put(*letter),
         "fetch": lambda self, *letter: self.desk.fetch(*letter),

@@ -28,7 +28,6 @@ import numpy as np
 
 from pathways_lab.core.diagnosis.stall import Seen
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program.program import Call
 from pathways_lab.executor.actions import (
     Action,
     Broken,
@@ -44,7 +43,7 @@ from pathways_lab.executor.actions import (
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.executor.steps import Key, Segment
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.devices import IslandRuntime, Place
+from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.client_io import Desk, Fetch
 from pathways_lab.runtime.host.device_queues import Lanes
 from pathways_lab.runtime.host.host_records import Story
@@ -52,7 +51,6 @@ from pathways_lab.runtime.host.local_slices import Tenants, failure_of
 from pathways_lab.runtime.host.reports import Reports
 from pathways_lab.runtime.host.segment_job import Piece, SegmentJob, progress
 from pathways_lab.runtime.host.transfer_engine import Arrived, Exchange
-from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 
 TOLD_AFTER = 0.005
 """A gang that runs longer (seconds) is reported when it launches, not only when it ends.  Shorter
@@ -72,14 +70,11 @@ class Carrier:
     """Everything between one host's launcher and its threads.
 
     call_here(function): run it as the reactor does, at once where that is free.
-    clock(): the control plane's.  tell(op, fields): to the control plane.
-    fatal(reason): end the process.
     """
 
     def __init__(
         self,
         host: str,
-        runtime: IslandRuntime,
         launcher: Launcher,
         tenants: Tenants,
         lanes: Lanes,
@@ -88,12 +83,8 @@ class Carrier:
         story: Story,
         reports: Reports,
         call_here: Callable[..., None],
-        clock: Callable[[], float],
-        tell: Callable[[str, dict[str, Any]], None],
-        fatal: Callable[[str], None],
     ) -> None:
         self._host = host
-        self._runtime = runtime
         self._launcher = launcher
         self._tenants = tenants
         self._lanes = lanes
@@ -102,9 +93,6 @@ class Carrier:
         self._story = story
         self._reports = reports
         self._call_here = call_here
-        self._clock = clock
-        self._tell = tell
-        self._fatal = fatal
         self._todo: deque[Action] = deque()
         self._doing = False
         self._handed: dict[str, list[Piece]] = {}
@@ -171,14 +159,14 @@ class Carrier:
                 self._exchange.submit(self._exchange.run_over, run, nbytes=0)
             case Serve(fetch=Decision(run=run, step=step), slot=slot, reader=reader):
                 self._reports.decided(run, step, case_of(slot.payload))
-                self.carry_out(self._launcher.served(slot, reader))
+                self._todo += self._launcher.served(slot, reader)
             case Serve():
-                self._desk.serve(action)
+                self._todo += self._desk.serve(action)
                 self._reports.told()
             case Refuse(fetch=Fetch() as fetch, failure=failure):
                 self._desk.refuse(fetch, failure)
             case Broken(message=message):
-                self._fatal(message)
+                raise RuntimeError(message)
 
     def _could_not(self, action: Action, error: Exception) -> None:
         """One step cannot be done here: that step fails."""
@@ -210,7 +198,9 @@ class Carrier:
         end = action.node.input if sending else action.node.output
         slice_id = action.plan.values[end].slice
         assert slice_id is not None
-        work: Callable[..., None] = self._exchange.send if sending else self._exchange.receive
+        engine = self._exchange
+        work: Callable[..., None] = engine.send if sending else engine.receive
+        done = self._sent if sending else self._arrived
 
         def start(place: Place | Failure) -> None:
             if isinstance(place, Failure):
@@ -218,7 +208,7 @@ class Carrier:
             else:
                 route = self._tenants.route(action.plan, action.node)
                 nbytes = action.plan.values[end].nbytes * len(place.numbers)
-                self._exchange.submit(work, action, place, route, nbytes=nbytes)
+                engine.submit(work, action, place, route, done, nbytes=nbytes)
 
         self._tenants.when_open(slice_id, start)
 
@@ -233,23 +223,13 @@ class Carrier:
             executables,
             self._host,
             self._over,
-            self._explained,
-            self._meet,
+            self._tenants.explained,
+            self._tenants.meet,
             time.monotonic(),
         )
         job.doomed = self._doomed.pop(segment.key, None) if self._doomed else None
         self._flying[segment.key] = job
         self._handed.setdefault(segment.lane, []).append(Piece(job, 0))
-
-    def _meet(self, place: Place, call: Call) -> None:
-        """Before the first launch of a function on several hosts.  In the lane's thread."""
-        self._runtime.meet(place.binding, f"{call.slice}/{call.function}")
-
-    def _explained(self, place: Place, failure: Failure) -> Failure:
-        """A gang's failure; other hosts may know its cause better.  In the launch thread."""
-        if isinstance(self._runtime, SpanningCpuRuntime):
-            return self._runtime.explained(place.binding, failure, self._broken)
-        return failure
 
     def _over(self, piece: Piece) -> None:
         """In the lane's thread.  To see to each end would cost more than a small gang."""
@@ -273,10 +253,6 @@ class Carrier:
             return True
         lane = self._lanes.find(segment.lane)
         return lane is None or lane.empty
-
-    def _broken(self, number: int, reason: str) -> None:
-        """The hosts of a formation live, but its connections do not.  In the lane's thread."""
-        self._tell("broken", {"number": number, "reason": reason})
 
     def see_ended(self) -> None:
         """See to the gangs that have ended."""
@@ -312,13 +288,15 @@ class Carrier:
 
     # --- transfers --------------------------------------------------------------------------
 
-    def sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
+    def _sent(
+        self, action: Send, failure: Failure | None, start: float, end: float, nbytes: int
+    ) -> list[Action]:
         client = self._tenants.client(action.source.value.slice)
-        self._reports.record(self._story.sent(action, start, self._clock(), nbytes, client))
-        self.carry_out(self._launcher.sent(action.key, failure))
+        self._reports.record(self._story.sent(action, start, end, nbytes, client))
+        return self._launcher.sent(action.key, failure)
 
-    def arrived(self, arrived: Arrived) -> None:
+    def _arrived(self, arrived: Arrived) -> list[Action]:
         action = arrived.action
         client = self._tenants.client(action.target.value.slice)
-        self._reports.record(self._story.arrived(arrived, self._clock(), client))
-        self.carry_out(self._launcher.received(action.key, arrived.payload, arrived.failure))
+        self._reports.record(self._story.arrived(arrived, client))
+        return self._launcher.received(action.key, arrived.payload, arrived.failure)

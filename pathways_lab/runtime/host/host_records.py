@@ -132,9 +132,9 @@ class Story:
             {"seq": action.seq, "nbytes": nbytes},
         )
 
-    def arrived(self, arrived: Arrived, end: float, client: str) -> Span:
+    def arrived(self, arrived: Arrived, client: str) -> Span:
         """A transfer is complete on this host."""
-        action = arrived.action
+        action, end = arrived.action, arrived.end
         return Span(
             "transfer",
             end if arrived.start is None else min(arrived.start, end),

@@ -18,12 +18,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program.program import Line, Plan, SliceId, Transfer, slice_name
+from pathways_lab.core.program.program import Call, Line, Plan, SliceId, Transfer, slice_name
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Action
 from pathways_lab.executor.launcher import Launcher
@@ -31,14 +31,32 @@ from pathways_lab.executor.transfer_routes import Route, route
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.devices import IslandRuntime, Place, footprint_of
 from pathways_lab.runtime.host.compiler import Code, Compiler, Executable
+from pathways_lab.runtime.host.device_queues import Lanes
 from pathways_lab.runtime.host.regroup import Reforming, Renewal
 from pathways_lab.runtime.host.user_output import Output
+from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 
-Compiled = Callable[[SliceBinding, Code, "Executable | Failure", float, float], None]
-"""Told of every function that was compiled or could not be; seconds of start and end."""
 
-Compiling = Callable[[SliceBinding, Code, float, int], None]
-"""Told in any thread before a function is compiled: seconds of its start, and how many wait."""
+class Told(Protocol):
+    """The driver of a host, as far as its slices tell it something."""
+
+    def post(self, function: Callable[..., list[Action] | None], *args: Any) -> None:
+        """Call it in the reactor's thread, and carry out what it returns.  From any thread."""
+
+    def opened(self, slice_id: SliceId) -> list[Action]:
+        """The devices of a slice are known now."""
+
+    def compiling(self, binding: SliceBinding, code: Code, start: float, waiting: int) -> None:
+        """A function begins to be compiled: seconds of its start, and how many wait."""
+
+    def compiled(
+        self, binding: SliceBinding, code: Code, result: Executable | Failure, start: float,
+        end: float,
+    ) -> None:  # fmt: skip
+        """A function was compiled or could not be; seconds of start and end."""
+
+    def broken(self, number: int, reason: str) -> None:
+        """The hosts of a formation live, but its connections do not.  From any thread."""
 
 
 @dataclass(slots=True)
@@ -59,12 +77,7 @@ class Tenant:
 
 
 class Tenants:
-    """All slices that this host was told of.
-
-    post(function, *args): run it in the reactor's thread.
-    opened(slice): its devices are known now.  compiled: see :data:`Compiled`.
-    compiling: see :data:`Compiling`.
-    """
+    """All slices that this host was told of."""
 
     def __init__(
         self,
@@ -72,18 +85,15 @@ class Tenants:
         runtime: IslandRuntime,
         launcher: Launcher,
         compiler: Compiler,
-        post: Callable[..., None],
-        opened: Callable[[SliceId], None],
-        compiled: Compiled,
-        compiling: Compiling,
+        lanes: Lanes,
+        told: Told,
     ) -> None:
         self._host = host
         self._runtime = runtime
         self._launcher = launcher
         self._compiler = compiler
-        self._post = post
-        self._on_opened = opened
-        self._on_compiled, self._on_compiling = compiled, compiling
+        self._lanes = lanes
+        self._told = told
         self._tenants: dict[SliceId, Tenant] = {}
         self._found_in: Callable[[Tenant], dict[str, Executable]] | None = None
 
@@ -174,20 +184,20 @@ class Tenants:
         except Exception as error:
             text = f"{self._host} could not open the devices of a slice"
             place = failure_of(text, error, self._host)
-        self._post(self._opened, tenant, place)
+        self._told.post(self._opened, tenant, place)
 
-    def _opened(self, tenant: Tenant, place: Place | Failure) -> None:
+    def _opened(self, tenant: Tenant, place: Place | Failure) -> list[Action]:
         current = self._tenants.get(tenant.binding.slice)
         if current is not tenant:
             # It was taken away meanwhile, or lies elsewhere now.
             if current is None or footprint_of(current.binding) != footprint_of(tenant.binding):
                 self._close(tenant.binding)
-            return
+            return []
         tenant.place = place
         waiting, tenant.waiting = tenant.waiting, []
         for call in waiting:
             call(place)
-        self._on_opened(tenant.binding.slice)
+        return self._told.opened(tenant.binding.slice)
 
     def when_open(self, slice_id: SliceId, call: Callable[[Place | Failure], None]) -> None:
         """Call with the slice's place, now or as soon as it is known."""
@@ -197,27 +207,27 @@ class Tenants:
         else:
             call(tenant.place)
 
-    def unbind(self, slice_id: SliceId) -> tuple[list[Action], str]:
-        """A slice is gone.  Returns the launcher's actions, and the unused device queue or ""."""
+    def unbind(self, slice_id: SliceId) -> list[Action]:
+        """A slice is gone, and with it the queue of devices that nobody else uses."""
+        return self._end(slice_id, self._launcher.unbind)
+
+    def leave(self, slice_id: SliceId) -> list[Action]:
+        """The same for a slice that lies elsewhere now, with what is on it."""
+        return self._end(slice_id, self._launcher.leave)
+
+    def _end(self, slice_id: SliceId, end: Callable[[SliceId], list[Action]]) -> list[Action]:
         tenant = self._tenants.pop(slice_id, None)
         if tenant is None:
-            return [], ""
-        return self._end(tenant, self._launcher.unbind(slice_id))
-
-    def leave(self, slice_id: SliceId) -> tuple[list[Action], str]:
-        """The same for a slice that lies elsewhere now, with what is on it."""
-        tenant = self._tenants.pop(slice_id, None)
-        return ([], "") if tenant is None else self._end(tenant, self._launcher.leave(slice_id))
-
-    def _end(self, tenant: Tenant, actions: list[Action]) -> tuple[list[Action], str]:
-        if self._host not in tenant.binding.hosts:
-            return actions, ""
-        # At once: it may be opened again by the next message.
-        self._close(tenant.binding)
-        lane = self._runtime.lane(tenant.binding)
-        ours = [t.binding for t in self._tenants.values() if self._host in t.binding.hosts]
-        used = lane in {self._runtime.lane(binding) for binding in ours}
-        return actions, "" if used else lane
+            return []
+        actions = end(slice_id)
+        if self._host in tenant.binding.hosts:
+            # At once: it may be opened again by the next message.
+            self._close(tenant.binding)
+            lane = self._runtime.lane(tenant.binding)
+            ours = [t.binding for t in self._tenants.values() if self._host in t.binding.hosts]
+            if lane not in {self._runtime.lane(binding) for binding in ours}:
+                self._lanes.drop(lane)
+        return actions
 
     def _close(self, binding: SliceBinding) -> None:
         if self._runtime.close(binding):
@@ -228,8 +238,8 @@ class Tenants:
         tenant = self._tenants.get(slice_id)
         return tenant.binding if tenant is not None else None
 
-    def reform(self, slices: Sequence[SliceId], output: Output) -> tuple[str, Reforming]:
-        """Slices that share a lane get new devices: the lane, and the job that sees to it."""
+    def reform(self, slices: Sequence[SliceId], output: Output) -> None:
+        """Slices that share a lane get new devices there, before anything else is launched."""
         tenants = [self._tenants[slice_id] for slice_id in slices if slice_id in self._tenants]
         renewals = []
         for tenant in tenants:
@@ -240,16 +250,26 @@ class Tenants:
                 self._launcher.first_launches_alone(function, tenant.binding.slice)
 
         def failed(slice_id: SliceId, error: BaseException) -> None:
-            self._post(self._not_reformed, slice_id, error)
+            self._told.post(self._not_reformed, slice_id, error)
 
         lane = self._runtime.lane(tenants[0].binding)
-        return lane, Reforming(renewals, self._runtime, output, failed)
+        self._lanes.put(lane, Reforming(renewals, self._runtime, output, failed))
 
     def _not_reformed(self, slice_id: SliceId, error: BaseException) -> None:
         tenant = self._tenants.get(slice_id)
         if tenant is not None:
             text = f"the hosts of slice {slice_name(slice_id)} could not be brought together again"
             tenant.place = failure_of(text, error, self._host)
+
+    def meet(self, place: Place, call: Call) -> None:
+        """Before the first launch of a function on several hosts.  In the lane's thread."""
+        self._runtime.meet(place.binding, f"{call.slice}/{call.function}")
+
+    def explained(self, place: Place, failure: Failure) -> Failure:
+        """A gang's failure; other hosts may know its cause better.  In the lane's thread."""
+        if isinstance(self._runtime, SpanningCpuRuntime):
+            return self._runtime.explained(place.binding, failure, self._told.broken)
+        return failure
 
     # --- functions ----------------------------------------------------------------------
 
@@ -272,10 +292,12 @@ class Tenants:
             self._compiler.prepare(
                 code,
                 place,
-                lambda result, start, end: self._post(
+                lambda result, start, end: self._told.post(
                     self._compiled, tenant, code, devices, result, start, end
                 ),
-                lambda start, waiting: self._on_compiling(tenant.binding, code, start, waiting),
+                lambda start, waiting: self._told.post(
+                    self._told.compiling, tenant.binding, code, start, waiting
+                ),
             )
 
         self.when_open(code.slice, compile_it)
@@ -323,7 +345,7 @@ class Tenants:
             if len(tenant.binding.hosts) > 1:
                 tenant.codes[code.function] = code
                 self._launcher.first_launches_alone(code.function, code.slice)
-        self._on_compiled(tenant.binding, code, result, start, end)
+        self._told.compiled(tenant.binding, code, result, start, end)
 
 
 def failure_of(what: str, error: BaseException, host: str, line: Line | None = None) -> Failure:

@@ -19,7 +19,7 @@ Paper: section 4.2 (suspend, resume, migration of a client's slices).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways_lab.core.errors import Failure
@@ -33,7 +33,6 @@ from pathways_lab.runtime import arrays
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.client_io import Desk, fields_of
 from pathways_lab.runtime.host.local_slices import Tenants
-from pathways_lab.runtime.host.peers import Peers
 from pathways_lab.runtime.host.reports import Reports
 from pathways_lab.runtime.host.transfer_engine import Exchange
 
@@ -41,11 +40,7 @@ Shards = Mapping[int, Any]
 
 
 class Parking:
-    """The slices of one host that are suspended, or that have moved.
-
-    carry_out: for the launcher's actions.  drop_lane(lane): nobody uses it now.
-    lost(slice, reason): a value could not be taken from its devices, or sent on.
-    """
+    """The slices of one host that are suspended, or that have moved."""
 
     def __init__(
         self,
@@ -54,23 +49,14 @@ class Parking:
         tenants: Tenants,
         desk: Desk,
         exchange: Exchange,
-        peers: Peers,
         reports: Reports,
-        carry_out: Callable[[list[Action]], None],
-        drop_lane: Callable[[str], None],
-        lost: Callable[[SliceId, str], None],
     ) -> None:
         self._host = host
         self._launcher = launcher
         self._tenants = tenants
         self._desk = desk
         self._exchange = exchange
-        self._peers = peers
         self._reports = reports
-        self._carry_out = carry_out
-        self._drop_lane = drop_lane
-        self._lost = lost
-        desk.send_on = self._send
 
     # --- off the devices -------------------------------------------------------------------
 
@@ -100,12 +86,13 @@ class Parking:
 
     def _parked(
         self, slice_id: SliceId, slots: Sequence[Slot], homes: Sequence[Shards] | Failure
-    ) -> None:
+    ) -> list[Action]:
         buffers = self._launcher.buffers
         if isinstance(homes, Failure):
             for slot in slots:
                 buffers.release(slot)
-            return self._lost(slice_id, homes.message)
+            self._reports.unmoved(slice_id, homes.message)
+            return []
         values = [slot.value for slot in slots]
         leaves = zip(arrays_of(values), homes, strict=True)
         parked = [self._home(slice_id, value, shards) for value, shards in leaves]
@@ -114,53 +101,32 @@ class Parking:
                 slot.payload = payload
                 buffers.uncount(slot)
             buffers.release(slot)
-        self._carry_out(self._launcher.free(()))  # there is room for what waited
         self._reports.parked(slice_id)
-        self._reports.due()
+        return self._launcher.free(())  # there is room for what waited
 
     def _home(self, slice_id: SliceId, value: Value, shards: Shards) -> arrays.OnDemand:
         return arrays.OnDemand(value, lambda _: shards, lambda: self._tenants.place(slice_id))
 
     # --- to other hosts --------------------------------------------------------------------
 
-    def move(self, binding: SliceBinding) -> None:
+    def move(self, binding: SliceBinding) -> list[Action]:
         """The slice lies elsewhere from now on, also if partly here: send on what it has."""
         slice_id = binding.slice
         values: list[tuple[int, Value, Shards]] = []
         for number, slot in self._slots(slice_id).items():
             data = arrays.at_home(slot.payload)
             if data is None:
-                return self._lost(slice_id, f"a value of it was not parked on {self._host}")
+                self._reports.unmoved(slice_id, f"a value of it was not parked on {self._host}")
+                return []
             values.append((number, slot.value, data))
         values += self._desk.unfinished(slice_id)
         early = self._desk.take_early(binding)
-        actions, lane = self._tenants.leave(slice_id)
-        self._carry_out(actions)
-        if lane:
-            self._drop_lane(lane)
+        actions = self._tenants.leave(slice_id)
         self._desk.moved[slice_id] = binding
         self._desk.redirect(binding)
         for number, value, parts in values:
-            self._send(binding, fields_of(number, value), parts)
+            actions += self._desk.send_on(binding, fields_of(number, value), parts)
         for fields, parts in early:
-            self._send(binding, fields, parts)
+            actions += self._desk.send_on(binding, fields, parts)
         self._reports.moved(slice_id)
-        self._reports.due()
-
-    def _send(self, binding: SliceBinding, fields: dict[str, Any], parts: Shards) -> None:
-        """Shards, by virtual device, to the hosts of these devices; this one may be among them."""
-        by_host: dict[str, list[int]] = {}
-        for number in parts:
-            by_host.setdefault(binding.devices[number][0], []).append(number)
-        for host, numbers in by_host.items():
-            letter = {**fields, "devices": numbers, "generation": binding.generation}
-            data = [parts[number] for number in numbers]
-            if host == self._host:
-                self._desk.put_here(letter, data)
-            else:
-
-                def done(error: Exception | None, host: str = host) -> None:
-                    if error is not None:
-                        self._lost(binding.slice, f"a value could not be sent to {host}: {error}")
-
-                self._exchange.submit(self._peers.send, host, "put", letter, data, done)
+        return actions

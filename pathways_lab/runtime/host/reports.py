@@ -22,12 +22,12 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
 from pathways_lab.core.program.program import SliceId
 from pathways_lab.executor.actions import Report
-from pathways_lab.executor.device_memory import Memory
 from pathways_lab.executor.ends import Ends
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.runtime.host.host_records import Story
 from pathways_lab.timeline.records import Record, Sample
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.codec import pack_fields
-from pathways_lab.transport.link import LinkClosed
 
 PERIOD = 0.020
 QUICK = 0.001
@@ -38,11 +38,8 @@ MEMORY_PERIOD = 0.050
 class Reports:
     """One host's outgoing reports.
 
-    send(op, fields): to the control plane.
-    later(seconds, function): run it in the reactor's thread.
-    idle(): whether no step is under way.  memory: the account of its devices.
-    look(): called before what is to be sent is collected on time.
-    written(ended): what they are in the timeline.
+    send(op, fields): to the control plane, from any thread; nothing when that is gone.
+    later(seconds, function): run it in the reactor's thread, after a look at what has ended.
     """
 
     def __init__(
@@ -52,20 +49,17 @@ class Reports:
         clock: Callable[[], float],
         send: Callable[[str, dict[str, Any]], Any],
         later: Callable[..., None],
-        idle: Callable[[], bool],
-        memory: Memory[Any],
-        look: Callable[[], None],
-        written: Callable[[list[record_encoding.Ended]], bytes],
+        launcher: Launcher,
+        story: Story,
     ) -> None:
         self._host = host
         self._island = island
         self._clock = clock
         self._send = send
         self._later = later
-        self._idle = idle
-        self._memory = memory
-        self._look = look
-        self._written = written
+        self._launcher = launcher
+        self._memory = launcher.memory
+        self._story = story
         self._ends = Ends()
         self._ended: list[record_encoding.Ended] = []
         self._resident: list[int] = []
@@ -106,6 +100,10 @@ class Reports:
     def moved(self, slice_id: SliceId) -> None:
         self._moved.append(slice_id)
 
+    def unmoved(self, slice_id: SliceId, reason: str) -> None:
+        """A value of it could not be taken from its devices, or sent on.  From any thread."""
+        self._send("unmoved", {"slice": slice_id, "reason": reason})
+
     def decided(self, run: int, step: int, case: int) -> None:
         """The control plane waits for it: it is told now."""
         self._decided.append((run, step, case))
@@ -139,7 +137,7 @@ class Reports:
 
     def due(self, *, now: bool = True) -> None:
         """Something was added: send it now, or soon.  now: this thread has nothing else to do."""
-        idle, since = self._idle(), time.monotonic() - self._flushed
+        idle, since = self._launcher.idle, time.monotonic() - self._flushed
         # With several runs it is not known which end was waited for.
         heard = self._told and len(self._ending) == 1 and self._ending == self._runs_over
         waited_for = not self._prompt.isdisjoint(self._ending)
@@ -150,7 +148,7 @@ class Reports:
                 self.flush()
             elif (self._over or idle) and not self._hurried:
                 self._hurried = True
-                self._later(QUICK, self._timer)
+                self._later(QUICK, self.flush)
         self._told = False
         self._ending.clear()
         self._runs_over.clear()
@@ -158,14 +156,10 @@ class Reports:
             self._waiting = True
             self._later(PERIOD, self._period)
 
-    def _timer(self) -> None:
-        self._look()
-        self.flush()
-
     def _period(self) -> None:
         self._waiting = False
-        self._timer()
-        if not self._idle():
+        self.flush()
+        if not self._launcher.idle:
             self.due()
 
     def flush(self) -> None:
@@ -194,17 +188,13 @@ class Reports:
         for name in ("time", "cause", "host"):
             del fields[name]
         if self._ended:
-            self._records.append(self._written(self._ended))
+            self._records.append(self._story.segments(self._ended))
         fields["records"] = self._records
         self._records, self._ended, self._over = [], [], False
         self._ends, self._resident, self._compiled = Ends(), [], []
         self._parked, self._moved, self._decided = [], [], []
         self._flushed = time.monotonic()
-        try:
-            self._send("report", fields)
-        except LinkClosed:
-            # The control plane is gone; the process ends by its lifeline.
-            return
+        self._send("report", fields)
 
     def _sample_later(self) -> None:
         self._sampling = False

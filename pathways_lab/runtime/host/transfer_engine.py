@@ -52,11 +52,13 @@ SMALL = 64 * 1024
 class Arrived:
     """How a transfer ended on its receiving side.
 
-    start: when its first part was sent, on the control plane's clock, or None.
+    end: when that was known, on the control plane's clock.
+    start: when its first part was sent, on the same clock, or None.
     sources: hosts that parts came from.  nbytes: what came from other hosts.
     """
 
     action: Receive
+    end: float
     payload: jax.Array | None
     failure: Failure | None
     start: float | None = None
@@ -64,10 +66,15 @@ class Arrived:
     nbytes: int = 0
 
 
+Sent = Callable[[Send, "Failure | None", float, float, int], Any]
+"""``(action, failure, start, end, nbytes)``: all parts are on their way, or cannot be."""
+
+
 @dataclass(slots=True)
 class _Incoming:
     action: Receive
     place: Place
+    done: Callable[[Arrived], Any]
     groups: dict[int, Group]
     missing: dict[int, set[Box]]
     parts: dict[int, Any] = field(default_factory=dict)
@@ -79,7 +86,7 @@ class _Incoming:
 class Exchange:
     """The transfer engine: it moves shards.
 
-    clock: the control plane's clock.  post(function, *args): run in the
+    clock: the control plane's clock.  post(done, *args): hand a result over in the
         reactor's thread.  on_death: its own code failed; the host must end.
     memory: where shards are put together.
     """
@@ -90,8 +97,6 @@ class Exchange:
         peers: Peers,
         clock: Callable[[], float],
         post: Callable[..., None],
-        on_sent: Callable[[Send, Failure | None, float, int], None],
-        on_arrived: Callable[[Arrived], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self.memory = arrays.Memory()
@@ -99,8 +104,6 @@ class Exchange:
         self._peers = peers
         self._clock = clock
         self._post = post
-        self._on_sent = on_sent
-        self._on_arrived = on_arrived
         self._on_death = on_death
         self._incoming: dict[Key, _Incoming] = {}
         self._early: dict[int, list[tuple[int, Callable[[], None]]]] = {}
@@ -151,27 +154,31 @@ class Exchange:
 
     # --- sending ----------------------------------------------------------------------
 
-    def send(self, action: Send, place: Place, route: Route) -> None:
+    def send(self, action: Send, place: Place, route: Route, done: Sent) -> None:
         """Give away the parts of a settled source."""
-        start = self._clock()
-        if action.failure is not None:
-            self._tell_receivers(action.key, route, action.failure)
-            self._sent(action, action.failure, start, 0)
-            return
-        try:
-            waiting = self._send_parts(action, place, route, start)
-        except Exception as error:
-            failure = self._failure(action.plan, action.node, error)
-            self._tell_receivers(action.key, route, failure)
-            self._sent(action, failure, start, 0)
-            return
-        waiting.expected()
+        start, failure = self._clock(), action.failure
 
-    def _send_parts(self, action: Send, place: Place, route: Route, start: float) -> _Letters:
+        def posted_all(error: Exception | None, nbytes: int) -> None:
+            """All pieces are on their way, or cannot be.  In any thread."""
+            why = None if error is None else self._failure(action.plan, action.node, error)
+            self._post(done, action, why, start, self._clock(), nbytes)
+
+        if failure is None:
+            letters = _Letters(posted_all)
+            try:
+                self._send_parts(action, place, route, start, letters)
+            except Exception as error:
+                failure = self._failure(action.plan, action.node, error)
+            else:
+                letters.expected()
+                return
+        self._tell_receivers(action.key, route, failure)
+        self._post(done, action, failure, start, self._clock(), 0)
+
+    def _send_parts(
+        self, action: Send, place: Place, route: Route, start: float, letters: _Letters
+    ) -> None:
         run, step = action.key
-        letters = _Letters(
-            lambda error, nbytes: self._posted_all(action, route, start, error, nbytes)
-        )
         payload = action.source.payload
         if payload is None:
             raise RuntimeError("the source of the transfer is not on its devices")
@@ -195,19 +202,6 @@ class Exchange:
             data = arrays.as_bytes(np.asarray(part, order="C"))
             message = pack_fields(Part(run, step, send.target, send.source, send.box, start))
             self._peers.send(send.host, "piece", message, [data], letters.add(data.nbytes))
-        return letters
-
-    def _posted_all(
-        self, action: Send, route: Route, start: float, error: Exception | None, nbytes: int
-    ) -> None:
-        """All pieces are on their way, or cannot be.  In any thread."""
-        failure = None
-        if error is not None:
-            failure = self._failure(action.plan, action.node, error)
-        self._sent(action, failure, start, nbytes)
-
-    def _sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
-        self._post(self._on_sent, action, failure, start, nbytes)
 
     def _tell_receivers(self, key: Key, route: Route, failure: Failure) -> None:
         """There will be no data: those who wait for it shall know at once."""
@@ -222,13 +216,16 @@ class Exchange:
 
     # --- receiving --------------------------------------------------------------------
 
-    def receive(self, action: Receive, place: Place, route: Route) -> None:
+    def receive(
+        self, action: Receive, place: Place, route: Route, done: Callable[[Arrived], Any]
+    ) -> None:
         """Parts will come; some may have come before."""
         if action.key in self._cancelled or action.key[0] in self._over:
             return
         incoming = _Incoming(
             action,
             place,
+            done,
             {group.target: group for group in route.groups},
             {group.target: {box for box, _, _ in group.pieces} for group in route.groups},
         )
@@ -311,22 +308,19 @@ class Exchange:
         try:
             payload = arrays.join(incoming.action.target.value, incoming.place, shards)
         except Exception as error:
-            arrived = Arrived(incoming.action, None, self._problem(error))
+            self._arrived(incoming, None, self._problem(error))
         else:
-            arrived = Arrived(
-                incoming.action,
-                payload,
-                None,
-                incoming.start,
-                tuple(sorted(sources)),
-                incoming.nbytes,
+            self._arrived(
+                incoming, payload, None, incoming.start, tuple(sorted(sources)), incoming.nbytes
             )
-        self._post(self._on_arrived, arrived)
+
+    def _arrived(self, incoming: _Incoming, payload: Any, *how: Any) -> None:
+        self._post(incoming.done, Arrived(incoming.action, self._clock(), payload, *how))
 
     def _fail(self, key: Key, failure: Failure) -> None:
         incoming = self._incoming.pop(key, None)
         if incoming is not None:
-            self._post(self._on_arrived, Arrived(incoming.action, None, failure))
+            self._arrived(incoming, None, failure)
 
     def cancel(self, key: Key) -> None:
         """Nobody waits for this transfer any more."""
@@ -372,7 +366,7 @@ class Exchange:
         value: Value,
         place: Place,
         parts: dict[int, Any],
-        done: Callable[[arrays.OnDemand | list[arrays.OnDemand] | Failure], None],
+        done: Callable[[arrays.OnDemand | list[arrays.OnDemand] | Failure], Any],
     ) -> None:
         """All bytes of an upload for this host are here, by device number."""
         try:
@@ -387,7 +381,7 @@ class Exchange:
         self,
         payloads: Sequence[Any],
         place: Any,
-        done: Callable[[list[dict[int, Any]] | Failure], None],
+        done: Callable[[list[dict[int, Any]] | Failure], Any],
     ) -> None:
         """Copies, in the host's own memory, of the shards of values of a slice."""
         try:
@@ -404,7 +398,7 @@ class Exchange:
         payload: Any,
         place: Place,
         devices: tuple[int, ...],
-        done: Callable[[list[memoryview] | Failure], None],
+        done: Callable[[list[memoryview] | Failure], Any],
     ) -> None:
         """The bytes of some shards, as views of their memory where devices are CPUs."""
         try:

@@ -75,7 +75,7 @@ class Assemblies:
         assembly.hosts.add(host)
         if len(assembly.hosts) == members:
             assembly.number = next(self._numbers)
-            self._services.open(assembly.number, members)
+            self._services.open(assembly.number, members, self)
 
     def opened(self, number: int, address: str) -> None:
         """The service of an assembly is there: all its hosts meet at it."""

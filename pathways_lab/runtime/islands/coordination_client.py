@@ -15,20 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from pathways_lab.runtime.islands.coordination_service import Coordination, CoordinationLost
+from pathways_lab.runtime.islands.process_groups import Book
 from pathways_lab.runtime.processes.child_process import ChildDied
-
-
-class Book(Protocol):
-    """The part that asked for a service, and hears its fate."""
-
-    def opened(self, number: int, address: str) -> None: ...
-
-    def refused(self, number: int, reason: str) -> None: ...
-
-    def orphaned(self, numbers: list[int]) -> None: ...
 
 
 class Introductions:
@@ -36,18 +26,11 @@ class Introductions:
 
     folder, interface: see :class:`Coordination`.
     post(function, *args): run it in the reactor's thread.
-    book(number): who is told of the service of this number.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        interface: str | None,
-        post: Callable[..., None],
-        book: Callable[[int], Book],
-    ) -> None:
+    def __init__(self, folder: Path, interface: str | None, post: Callable[..., None]) -> None:
         self._post = post
-        self._book = book
+        self._books: dict[int, Book] = {}
         self._coordination = Coordination(folder, interface, self._lost)
 
     @property
@@ -55,23 +38,25 @@ class Introductions:
         """The process number of the coordination process, while there is one."""
         return self._coordination.pid
 
-    def open(self, formation: int, processes: int) -> None:
+    def open(self, formation: int, processes: int, book: Book) -> None:
         """The book hears :meth:`Book.opened` or :meth:`Book.refused` later."""
+        self._books[formation] = book
 
         def done(answer: str | CoordinationLost) -> None:
             if isinstance(answer, str):
-                self._post(self._book(formation).opened, formation, answer)
+                self._post(book.opened, formation, answer)
             else:
-                self._post(self._book(formation).refused, formation, str(answer))
+                self._post(book.refused, formation, str(answer))
 
         try:
             self._coordination.open(formation, processes, done)
         except (CoordinationLost, ChildDied) as error:
             # It could not even be started: no memory, no process left.
-            self._post(self._book(formation).refused, formation, str(error))
+            self._post(book.refused, formation, str(error))
 
     def close(self, formation: int) -> None:
         """Nobody needs introductions there any more."""
+        self._books.pop(formation, None)
         self._coordination.close(formation)
 
     def end(self) -> None:
@@ -80,4 +65,5 @@ class Introductions:
 
     def _lost(self, formations: list[int], why: str) -> None:
         for number in formations:
-            self._post(self._book(number).orphaned, [number])
+            if (book := self._books.get(number)) is not None:
+                self._post(book.orphaned, [number])

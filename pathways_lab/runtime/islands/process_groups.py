@@ -39,13 +39,20 @@ Tell = Callable[[str, str, dict[str, Any]], object]
 """``(host, operation, fields)``: one message to one host; never raises."""
 
 
+class Book(Protocol):
+    """The part that asked for a service, and hears its fate."""
+
+    def opened(self, number: int, address: str) -> None: ...
+
+    def refused(self, number: int, reason: str) -> None: ...
+
+    def orphaned(self, numbers: list[int]) -> None: ...
+
+
 class Services(Protocol):
-    """The coordination process (:mod:`pathways_lab.runtime.islands.coordination_service`).
+    """The coordination process (:mod:`pathways_lab.runtime.islands.coordination_service`)."""
 
-    Its answers come back through :meth:`Formations.opened` and :meth:`Formations.refused`.
-    """
-
-    def open(self, formation: int, processes: int) -> None: ...
+    def open(self, formation: int, processes: int, book: Book) -> None: ...
 
     def close(self, formation: int) -> None: ...
 
@@ -112,7 +119,7 @@ class Formations:
             self._tell(host, "span", fields)
         if known is None:
             self._entries[formation.number] = entry
-            self._services.open(formation.number, len(formation.parts))
+            self._services.open(formation.number, len(formation.parts), self)
 
     def unbind(self, slice_id: SliceId) -> None:
         """A slice is gone, and its hosts were told."""
@@ -177,7 +184,7 @@ class Formations:
             }
             for host in formation.hosts:
                 self._tell(host, "reform", fields)
-            self._services.open(formation.number, len(formation.parts))
+            self._services.open(formation.number, len(formation.parts), self)
 
     def together(self, slices: Collection[SliceId]) -> set[SliceId]:
         """These slices, and all that share a formation with one of them."""
@@ -201,7 +208,7 @@ class Formations:
             return
         if entry.attempts < _ATTEMPTS:
             entry.attempts += 1
-            self._services.open(number, len(entry.formation.parts))
+            self._services.open(number, len(entry.formation.parts), self)
         else:
             self.broken(number, f"no coordination service: {reason}")
 
