@@ -31,13 +31,13 @@ from tools import examples
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 OURS = {
-    "Account.add", "Account.settle", "Accounts.of", "CapturedProgram.ready", "Chaos.close",
-    "Checking.before", "Checking.session", "Comparison.bundle", "CompiledFunction.as_jit",
-    "CompiledFunction.bind", "CompiledFunction.elsewhere", "CompiledFunction.ready", "Dcn.of",
-    "Handle.buffer", "Handle.alone", "Handle.buffer_id", "Handle.pending", "Handle.session",
-    "Lab.rebind_slice", "Lab.release_slice", "Lab.slice_state", "Machine.rebind_slice",
-    "Machine.release_slice", "Machine.session", "Machine.slice_state", "Memory.of",
-    "OnStuck.wrong", "Planned.seen", "ProgramFunction.ready", "Recording.settle",
+    "Account.add", "Account.settle", "Accounts.of", "CapturedProgram.ready", "Chaos.ask",
+    "Chaos.close", "Chaos.host", "Checking.before", "Checking.session", "Comparison.bundle",
+    "CompiledFunction.as_jit", "CompiledFunction.bind", "CompiledFunction.elsewhere",
+    "CompiledFunction.ready", "Dcn.of", "Handle.alone", "Handle.buffer", "Handle.buffer_id",
+    "Handle.pending", "Handle.session", "Lab.rebind_slice", "Lab.release_slice", "Lab.slice_state",
+    "Machine.rebind_slice", "Machine.release_slice", "Machine.session", "Machine.slice_state",
+    "Memory.of", "OnStuck.wrong", "Planned.seen", "ProgramFunction.ready", "Recording.settle",
     "Simulation.world", "Slice.check", "Slice.end", "Slice.mesh_of", "Slice.placed", "Step.nodes",
     "Step.otherwise", "Step.partition", "Step.ready", "Step.types", "Timeline.end",
     "Timeline.evicted", "Timeline.extend", "Timeline.extend_later", "Timeline.grows",

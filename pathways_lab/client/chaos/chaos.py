@@ -99,7 +99,7 @@ class Chaos:
 
     def kill(self, host: str) -> Fault:
         """Kill a host's device process (SIGKILL)."""
-        return self._kill(f"kill {host}", [self._host(host)])
+        return self._kill(f"kill {host}", [self.host(host)])
 
     def lose(self, island: str) -> Fault:
         """Kill all device processes of an island at once."""
@@ -123,7 +123,7 @@ class Chaos:
 
     def hang(self, host: str, seconds: float = 5.0) -> Fault:
         """Stop a device process (SIGSTOP) for so many seconds."""
-        name, seconds = self._host(host).name, duration("seconds", seconds)
+        name, seconds = self.host(host).name, duration("seconds", seconds)
         noticed = seconds > 4.0
         text = (
             f"{name} is named as silent within 4 s; what needs it waits, everything else goes on;"
@@ -147,7 +147,7 @@ class Chaos:
 
     def slow(self, host: str, factor: float = 4.0, seconds: float = 10.0) -> Fault:
         """Let a device process run only every so many-th part of the time."""
-        name, seconds = self._host(host).name, duration("seconds", seconds)
+        name, seconds = self.host(host).name, duration("seconds", seconds)
         if not (isinstance(factor, int | float) and 1 < factor < math.inf):
             raise failures.failure("refused", f"factor={factor!r} makes nothing slower", "factor=4")
         text = (
@@ -287,7 +287,7 @@ class Chaos:
 
         nbytes: also text like ``"1 GiB"``; default: nine tenths of what a device has.
         """
-        there = self._host(host)
+        there = self.host(host)
         count = int(there.memory * 0.9) if nbytes is None else bytes_of(nbytes)
         text = (
             f"runs that need more than the rest of {there.name}'s memory wait, and nothing fails;"
@@ -323,7 +323,7 @@ class Chaos:
         device: its number on the host.  The report has it go on for as long as
             ``lab.verify()`` takes, to see whether that names it.
         """
-        there, seconds = self._host(host), duration("seconds", seconds)
+        there, seconds = self.host(host), duration("seconds", seconds)
         if slice_request.count("device", device, 0) >= there.devices:
             raise failures.failure(
                 "refused",
@@ -471,18 +471,27 @@ class Chaos:
             except PathwaysError as error:
                 raise failures.failure(
                     "refused",
-                    "chaos is for owners of the lab, who hold the credentials of its Dask cluster;"
+                    "this is for owners of the lab, who hold the credentials of its Dask cluster;"
                     " this kernel has none",
                     "ask an owner, or start a lab of your own: pw.start()",
                 ) from error
         return self._client
 
-    def _act(self, host: str, wish: dict[str, Any]) -> None:
-        done: dict[str, bool] = self._dask().run(act, host, wish)
-        if wish["do"] != "heal" and not any(done.values()):
+    def ask(self, function: Callable[..., Any], host: str, *args: Any, must: bool = True) -> Any:
+        """The answer of the worker that has the device process of a host: the one that is true.
+
+        must: a worker has to have it.  Raises PathwaysError.
+        """
+        answers: dict[str, Any] = self._dask().run(function, host, *args)
+        found = next(filter(None, answers.values()), None)
+        if found is None and must:
             raise failures.failure(
                 "lost", f"no worker has the device process of {host} (any more)", "lab.islands"
             )
+        return found
+
+    def _act(self, host: str, wish: dict[str, Any]) -> None:
+        self.ask(act, host, wish, must=wish["do"] != "heal")
 
     def _ends(self, end: str) -> list[str]:
         return [CONTROL] if end == CONTROL else [host.name for host in self._hosts(end)]
@@ -500,7 +509,8 @@ class Chaos:
             )
         return found
 
-    def _host(self, name: str) -> Host:
+    def host(self, name: str) -> Host:
+        """The host of this name.  Raises PathwaysError that names those there are."""
         found = self._hosts(name)
         if len(found) != 1 or found[0].name != name:
             raise failures.failure(

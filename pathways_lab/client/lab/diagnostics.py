@@ -123,18 +123,7 @@ class Care:
         >>> lab.stacks("island0/host1").lines                # doctest: +SKIP
         (wait_for_data at train.py:12,)
         """
-        every = [each.name for island in self.islands for each in island.hosts]
-        if host not in every:
-            raise failures.failure(
-                "refused", f"the lab has no host {host!r}", f"one of {', '.join(every)}"
-            )
-        with self.dask_client() as client:
-            answers: dict[str, dict[str, Any] | None] = client.run(stacks_of, host, native)
-        told = next((answer for answer in answers.values() if answer is not None), None)
-        if told is None:
-            raise failures.failure(
-                "lost", f"no worker has the device process of {host} (any more)", "lab.islands"
-            )
+        told = self.chaos.ask(stacks_of, self.chaos.host(host).name, native)
         if told["wrong"]:
             raise failures.failure(
                 "refused", f"{host} shows no stacks: {told['wrong']}", "lab.stuck() asks the hosts"
