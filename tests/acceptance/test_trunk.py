@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -165,3 +168,36 @@ def test_a_trunk_that_ends_says_so_to_those_who_wait(lab: pw.Lab, guests: list[p
     assert [failure.kind for failure in found] == ["lost"]
     assert f"the trunk 'slow' is gone: {lab.name} has closed it" in found[0].message
     assert "closed" in repr(closing)
+
+
+def until_there(path: Path, value: Any) -> Any:
+    while not path.exists():
+        time.sleep(0.01)
+    return value
+
+
+def test_a_call_whose_argument_fails_or_comes_late_is_nobody_elses_matter(
+    guests: list[pw.Lab], trunk: ServingTrunk, tmp_path: Path
+) -> None:
+    x, shape = np.ones((2, WIDTH), np.float32), jax.ShapeDtypeStruct((2, WIDTH), np.float32)
+    bob, eve, joe = guests
+
+    def late(guest: pw.Lab) -> Any:
+        on, file = guest.slice(1, island="island1"), tmp_path / guest.name
+        call = functools.partial(until_there, file)
+        return pw.jit(lambda v: jax.pure_callback(call, shape, v), on=on, window=0.0)
+
+    bobs, eves = late(bob)(x), late(eve)
+    first = eves(x)
+    never = eves(first)
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(lambda: bob.trunk("gpt")(bobs)["y"].result())
+        fails = pool.submit(lambda: eve.trunk("gpt")(never))
+        made = joe.trunk("gpt")(x)["y"].result()
+        eve.cancel(never)
+        with pytest.raises(pw.PathwaysError, match="cancelled by eve"):
+            fails.result()
+        assert not asked.done()
+        for guest in (bob, eve):
+            (tmp_path / guest.name).touch()
+        np.testing.assert_array_equal(asked.result(), made)

@@ -13,11 +13,11 @@ from pathways_lab.core.messages import (
     Refused,
     SliceFreed,
 )
+from pathways_lab.core.messages import sharing as messages
 from pathways_lab.core.messages.sharing import (
     HandlePublished,
     HandleTaken,
     HandleUnpublished,
-    Published,
     Taken,
 )
 from pathways_lab.testing import Script, Sketch
@@ -289,7 +289,10 @@ class Given(Pair):
 
 def test_what_is_given_is_taken_by_one_client_once() -> None:
     pair = Given()
-    assert told(pair.script, Published)[-1] == Published("test", ANN, "g", to=BOB, count=1)
+    stored, where = (pair.gift,), (pair.anns,)
+    assert told(pair.script, messages.Given)[-1] == messages.Given(
+        "test", ANN, "g", BOB, stored, where, b""
+    )
     pair.accept("eve", EVES)
     assert pair.refused() == "name g: nothing is published under this name; there is w"
     pair.accept()

@@ -15,7 +15,8 @@ Paper: section 4.2 (opaque handles), section 4.6 (ownership).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ from pathways_lab.client.lab.slice_request import bytes_of
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.descriptions import Place, describe, read
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.client.session.pending import Answer, Buffer
+from pathways_lab.client.session.pending import Buffer
 from pathways_lab.client.session.session import Session, buffer_of
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.control_plane.directory import why_no_name
 from pathways_lab.runtime.processes.program_environment import environment
@@ -51,11 +53,12 @@ def publish(session: Session, name: str, tree: Any, keep: bool = False, to: str 
     ask("publish", fields, None if keep else 60.0, [about], f"values to keep as {name!r}")
 
 
-def give(session: Session, name: str, tree: Any, to: str) -> None:
-    """Let one client take *tree*, and go on at once: nobody hears of it when it is refused."""
+def give(
+    session: Session, name: str, tree: Any, to: str, refused: Callable[[Failure], None]
+) -> None:
+    """Let one client take *tree*, and go on at once; see :meth:`.requests.Questions.tell`."""
     fields, about = _shared(session, name, tree, to)
-    fields["id"] = session.connection.new_id("question")
-    session.connection.send("publish", fields, [about])
+    session.connection.questions.tell("publish", fields, refused, [about])
 
 
 def _shared(session: Session, name: str, tree: Any, to: str) -> tuple[dict[str, Any], bytes]:
@@ -84,16 +87,23 @@ def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
                 patience,
                 f"a publication of {name!r}",
             )
-    _, count = connection.given.pop(name, ("", None))
-    if count is None:
+    gift = connection.given.pop(name, None)
+    if gift is None:
         count = connection.questions.ask("named", {"name": name}).fields["count"]
+    else:
+        count = len(gift.fields["stored"])
     buffers: list[Buffer] = []
     try:
         with HeldBack():
             buffers += [connection.new_buffer() for _ in range(count)]
         fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
-        answer = connection.questions.ask("take", fields)
-        made = _handles(session, name, buffers, answer)
+        if gift is None:
+            answer = connection.questions.ask("take", fields)
+            made = _handles(session, name, buffers, answer.fields, answer.buffers[0])
+        else:
+            made = _handles(session, name, buffers, gift.fields, gift.about)
+            lose = functools.partial(connection.board.settle, buffers)
+            connection.questions.tell("take", fields, lose)
     except BaseException as error:
         connection.drop(*[buffer.id for buffer in buffers])
         if isinstance(error, IndexError | KeyError | RecursionError | TypeError | ValueError):
@@ -104,9 +114,10 @@ def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
     return made
 
 
-def _handles(session: Session, name: str, buffers: Sequence[Buffer], answer: Answer) -> Any:
-    fields = answer.fields
-    kinds, tree = read(answer.buffers[0], len(buffers))
+def _handles(
+    session: Session, name: str, buffers: Sequence[Buffer], fields: dict[str, Any], about: bytes
+) -> Any:
+    kinds, tree = read(about, len(buffers))
     paths = {
         leaf.number: jax.tree_util.keystr(path)
         for path, leaf in jax.tree.leaves_with_path(tree)
@@ -293,7 +304,7 @@ class Sharing:
     def published(self) -> dict[str, str]:
         """The names that this client can take, and the client that published each."""
         connection = self.session.connection
-        given = {name: giver for name, (giver, _) in tuple(connection.given.items())}
+        given = {name: gift.giver for name, gift in tuple(connection.given.items())}
         return {**connection.topology["published"], **given}
 
     def accounts(self) -> Accounts:

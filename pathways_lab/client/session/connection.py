@@ -22,7 +22,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pathways_lab.client.lab.stats import Traffic
 from pathways_lab.client.lab.tags import NOTHING, Tag, current
@@ -62,6 +62,14 @@ _TICK = 0.1
 """Seconds after which it is told at the latest what nobody has any more."""
 
 
+class Gift(NamedTuple):
+    """A publication for this client alone, by *giver*.  fields, about: with which it is read."""
+
+    giver: str
+    fields: dict[str, Any]
+    about: bytes
+
+
 class Flush(Protocol):
     """See :meth:`pathways_lab.client.session.call_batching.Calls.flush`."""
 
@@ -75,7 +83,7 @@ class Connection:
     a number.  number: in the high 32 bits of its ids.  owner: it may decide for all.
     topology: islands with hosts
     as the control plane last told.  policy: the one in force, as last told.
-    given: what others have given this client, by name: who, and how many buffers it is.
+    given: by name, what others have given this client and it has not taken.
     tag: of runs of which nothing else is said.
     kept: slices that were kept from an earlier connection of this name.
     traffic: counters.  steps: of runs that were submitted and are not over; backlog: by slice.
@@ -110,7 +118,7 @@ class Connection:
         self.on_policy: Callable[[str, dict[str, Any]], None] = lambda op, _: None
         self.topology: dict[str, Any] = {}
         self.policy: dict[str, Any] = {}
-        self.given: dict[str, tuple[str, int]] = {}
+        self.given: dict[str, Gift] = {}
         self.on_data: Callable[[Link, str, dict[str, Any], list[memoryview]], None] | None = None
         self.on_data_closed: Callable[[Link, str], None] | None = None
         self.expect: Callable[[Buffer], int] = lambda _: 0
@@ -437,6 +445,8 @@ class Connection:
             handler(self, fields)
         elif op == "answered":
             self.questions.answered(fields, buffers)
+        elif op == "given":
+            self._given(fields, buffers)
 
     def _resolved(self, fields: dict[str, Any]) -> None:
         for buffers, failure in fields["resolved"]:
@@ -483,12 +493,12 @@ class Connection:
 
     def _topology(self, fields: dict[str, Any]) -> None:
         self.topology, there = fields, fields["clients"]
-        for name in [n for n, (giver, _) in tuple(self.given.items()) if giver not in there]:
+        for name in [n for n, gift in tuple(self.given.items()) if gift.giver not in there]:
             self.given.pop(name, None)
         self.board.settle((), None)
 
-    def _given(self, fields: dict[str, Any]) -> None:
-        self.given[fields["name"]] = fields["client"], fields["count"]
+    def _given(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
+        self.given[fields["name"]] = Gift(fields["client"], fields, bytes(buffers[0]))
         self.board.settle((), None)
 
     def _records(self, fields: dict[str, Any]) -> None:
@@ -509,7 +519,6 @@ class Connection:
         "slice-waiting": lambda self, fields: self.questions.slice_waits(fields),
         "closing": _closing,
         "topology": _topology,
-        "given": _given,
         "records": _records,
         "output": lambda self, fields: self.on_output(fields),
         "policy": _policy,

@@ -118,6 +118,29 @@ class Questions:
             raise failures.told(answer.failure)
         return answer
 
+    def tell(
+        self,
+        op: str,
+        fields: dict[str, Any],
+        refused: Callable[[Failure], None],
+        buffers: Sequence[Bytes] = (),
+    ) -> None:
+        """Ask for something, and go on.  refused(failure): in any thread, if it does not happen."""
+        identity, answer = self._connection.new_id("question"), Answer()
+
+        def over() -> None:
+            self._questions.pop(identity, None)
+            if answer.failure is not None:
+                refused(answer.failure)
+
+        self._questions[identity] = answer
+        try:
+            self._connection.send(op, {**fields, "id": identity}, buffers)
+        except BaseException:
+            self._questions.pop(identity, None)
+            raise
+        self._connection.board.when_done(answer, over)
+
     def not_donated(self, buffers: Sequence[Buffer]) -> tuple[int, str, str] | None:
         """The first of these, which this client has published, that others keep: its number, a
         message, a remedy."""

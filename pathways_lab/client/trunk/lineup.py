@@ -58,6 +58,11 @@ class Lineup:
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    @property
+    def clients(self) -> set[str]:
+        """Those of whom calls wait."""
+        return {*self._lines}
+
     def waits(self, client: str) -> int:
         """How many calls of a client wait."""
         return len(self._lines.get(client, ()))

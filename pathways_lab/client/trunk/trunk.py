@@ -25,6 +25,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -39,7 +40,7 @@ from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.session import Session, buffer_of
 from pathways_lab.client.trunk.joined import CALL, PULL, Joined
 from pathways_lab.client.trunk.lineup import Call, Lineup
-from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.scheduling.policies import FIFO, Policy, validate
 
 AHEAD = 2
@@ -118,13 +119,17 @@ class RemoteTrunk(Trunk):
     def _ask(self, what: str, args: tuple[Any, ...]) -> Any:
         connection = self._session.connection
         label = _label(self.name, connection.name, next(self._numbers))
-        publish(self._session, label, {"what": what, "args": args}, to=self.server)
+        refused: list[Failure] = []
         try:
+            call = {"what": what, "args": args}
+            give(self._session, label, call, self.server, refused.append)
             connection.board.wait(
-                lambda: label in connection.given or self._gone,
+                lambda: label in connection.given or bool(refused) or self._gone,
                 None,
                 f"the trunk {self.name!r}",
             )
+            if refused and not self._gone:
+                raise failures.told(refused[0])
             if label in connection.given:
                 return take(self._session, label)
         except BaseException:
@@ -157,8 +162,9 @@ class ServingTrunk(Trunk):
         self.calls: Counter[str] = Counter()
         self.gangs = 0
         self._joined, self._lineup = joined, lineup
-        self._own: deque[tuple[str, tuple[Any, ...], deque[Any]]] = deque()
-        self._waiting: dict[int, tuple[str, tuple[Any, ...], Callable[[Any], None]]] = {}
+        self._own: deque[_Asked] = deque()
+        self._ready: deque[_Asked] = deque()
+        self._waiting: dict[int, _Asked] = {}
         self._under_way: dict[int, Handle] = {}  # nobody hears of the end of what has no handle
         self._numbers = itertools.count(1)
         self._closing = False
@@ -198,7 +204,7 @@ class ServingTrunk(Trunk):
     def _ask(self, what: str, args: tuple[Any, ...]) -> Any:
         answers: deque[Any] = deque()
         board = self._session.connection.board
-        self._own.append((what, args, answers))
+        self._own.append(_Asked(self.server, what, args, _told(answers, board)))
         board.settle((), None)
         board.wait(lambda: bool(answers) or not self._alive, None, f"the trunk {self.name!r}")
         return answers[0] if answers else None
@@ -241,7 +247,7 @@ class ServingTrunk(Trunk):
         return (
             self._closing
             or connection.closed is not None
-            or bool(self._own)
+            or bool(self._own or self._ready)
             or len(self._under_way) < busy
             or bool(self._letters())
         )
@@ -254,51 +260,60 @@ class ServingTrunk(Trunk):
 
     def _hear(self) -> None:
         """Take in the calls that have come."""
-        connection = self._session.connection
         while self._own:
-            what, args, answers = self._own.popleft()
-            self._came(self.server, what, args, _told(answers, connection.board))
+            self._take_in(self._own.popleft())
         for name in self._letters():
-            try:
-                client, _ = connection.given[name]
-                call = take(self._session, name)
-            except (KeyError, PathwaysError):
-                continue  # it was taken back, or its client has left
-
-            def answer(made: Any, client: str = client, name: str = name) -> None:
-                with contextlib.suppress(PathwaysError):
-                    give(self._session, name, made, client)
-
-            try:
-                what, args = call["what"], tuple(call["args"])
-                if what not in (CALL, PULL) or len(args) != 2 + (what == PULL):
-                    raise ValueError(f"{what!r} of {len(args)} arguments")
-            except (KeyError, TypeError, ValueError) as error:
-                answer({"refused": f"this is no call of a trunk: {error}"})
+            with contextlib.suppress(KeyError, PathwaysError):  # it may have been taken back
+                client = self._session.connection.given[name].giver
+                call, answer = take(self._session, name), self._answer(name, client)
+                if (asked := _Asked.read(client, call, answer)) is not None:
+                    self._take_in(asked)
+        there = self._session.connection.topology["clients"]
+        for client in self._lineup.clients - {*there}:
+            for call in self._lineup.left(client, time.monotonic()):
+                del self._waiting[call.number]
+        while self._ready:
+            asked = self._ready.popleft()
+            failed = next((h.failure for h in asked.handles if h.failure is not None), None)
+            if failed is not None:
+                asked.answer({"refused": f"an argument failed: {failed.message}"})
                 continue
-            self._came(client, what, args, answer)
+            self._waiting[number := next(self._numbers)] = asked
+            self._lineup.came(Call(number, asked.client, asked.kind, time.monotonic()))
 
-    def _came(
-        self, client: str, what: str, args: tuple[Any, ...], answer: Callable[[Any], None]
-    ) -> None:
-        number = next(self._numbers)
+    def _answer(self, name: str, client: str) -> Callable[[Any], None]:
+        def answer(made: Any) -> None:
+            with contextlib.suppress(PathwaysError):
+                give(self._session, name, made, client, _nobody)
+
+        return answer
+
+    def _take_in(self, asked: _Asked) -> None:
+        """A call waits for its own arguments: nobody else waits for them, or fails of them."""
+        board, handles, arrived = self._session.connection.board, asked.handles, itertools.count(1)
+
+        def arrives() -> None:
+            if next(arrived) >= len(handles):
+                self._ready.append(asked)
+                board.settle((), None)
+
         try:
-            kind = Joined.kind(what, args)
-        except (AttributeError, TypeError, ValueError) as error:
-            answer({"refused": f"its arguments are no arrays: {error}"})
+            buffers = [buffer_of(handle, self._session) for handle in handles]
+        except PathwaysError as error:
+            asked.answer({"refused": f"an argument failed: {error.failure.message}"})
             return
-        self._waiting[number] = what, args, answer
-        self._lineup.came(Call(number, client, kind, time.monotonic()))
+        for buffer in buffers:
+            board.when_done(buffer, arrives)
 
     def _launch(self, now: float) -> None:
         together = self._lineup.take(now)
-        entries = [self._waiting.pop(call.number) for call in together]
+        asked = [self._waiting.pop(call.number) for call in together]
         try:
-            made = self._joined(entries[0][0], [args for _, args, _ in entries])
+            made = self._joined(asked[0].what, [each.args for each in asked])
         except Exception as error:  # the user's function, for these arguments
-            for _, _, answer in entries:
-                told = error.failure.message if isinstance(error, PathwaysError) else repr(error)
-                answer({"refused": told})
+            told = error.failure.message if isinstance(error, PathwaysError) else repr(error)
+            for each in asked:
+                each.answer({"refused": told})
             return
         self.gangs += 1
         self.calls.update(call.client for call in together)
@@ -307,11 +322,51 @@ class ServingTrunk(Trunk):
             self._under_way[number := together[0].number] = first
             board = self._session.connection.board
             board.when_done(buffer_of(first, self._session), lambda: self._over(number))
-        for (_, _, answer), result in zip(entries, made, strict=True):
-            answer({"made": result})
+        for each, result in zip(asked, made, strict=True):
+            each.answer({"made": result})
 
     def _over(self, number: int) -> None:
         self._under_way.pop(number, None)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A call of a client.  answer(tree): to it."""
+
+    client: str
+    what: str
+    args: tuple[Any, ...]
+    answer: Callable[[Any], None]
+
+    @property
+    def handles(self) -> list[Handle]:
+        """Its arguments."""
+        handles: list[Handle] = jax.tree.leaves(self.args)
+        return handles
+
+    @functools.cached_property
+    def kind(self) -> Any:
+        """Calls of one kind can go together."""
+        return Joined.kind(self.what, self.args)
+
+    @classmethod
+    def read(cls, client: str, call: Any, answer: Callable[[Any], None]) -> _Asked | None:
+        """The call that a client has given; None, and it is told, if that is no call."""
+        try:
+            what, args = call["what"], tuple(call["args"])
+            handles = jax.tree.leaves(args)
+            if len(args) != {CALL: 2, PULL: 3}[what] or not handles:
+                raise ValueError(f"{what!r} of {len(args)} arguments")
+            if not all(isinstance(handle, Handle) for handle in handles):
+                raise TypeError("its arguments are no arrays")
+        except (KeyError, TypeError, ValueError) as error:
+            answer({"refused": f"this is no call of a trunk: {error}"})
+            return None
+        return cls(client, what, args, answer)
+
+
+def _nobody(_: Failure) -> None:
+    """A client that has left needs no answer."""
 
 
 def _told(answers: deque[Any], board: Any) -> Callable[[Any], None]:

@@ -54,17 +54,25 @@ class HandleTaken:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Anybody may take what has this name now, or *to* alone.
-
-    kept: it stays when the client leaves.  count: how many buffers it is.
-    """
+    """Anybody may take what has this name now.  kept: it stays when the client leaves."""
 
     cause: str
     client: str
     name: str
     kept: bool = False
-    to: str = ""
-    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One client, *to*, may take *stored*, each on one of *slices*."""
+
+    cause: str
+    client: str
+    name: str
+    to: str
+    stored: tuple[int, ...]
+    slices: tuple[SliceId, ...]
+    about: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +108,4 @@ class SlicesKept:
 
 
 SharingEvent = HandlePublished | HandleUnpublished | HandleTaken
-SharingCommand = Published | Unpublished | Taken | SlicesKept
+SharingCommand = Published | Given | Unpublished | Taken | SlicesKept

@@ -29,6 +29,7 @@ from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.memory.uploads import Uploads
 from pathways_lab.core.messages import Resolved
 from pathways_lab.core.messages.sharing import (
+    Given,
     HandlePublished,
     HandleTaken,
     Published,
@@ -105,8 +106,9 @@ class Sharing:
         for buffer in buffers:
             buffer.gifts.append(event.to)
         given[event.name] = event.client, tuple(buffers), event.about
-        cause, name = self.state.cause, event.name
-        told = Published(cause, event.client, name, to=event.to, count=len(buffers))
+        stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
+        cause, giver = self.state.cause, event.client
+        told = Given(cause, giver, event.name, event.to, stored, slices, event.about)
         self.state.out.append(told)
         return None
 

@@ -19,7 +19,7 @@ from pathways_lab.core import messages as m
 from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.messages.cancelling import CancelAnswered
 from pathways_lab.core.messages.programs import ProgramsForgotten
-from pathways_lab.core.messages.sharing import Published, SlicesKept, Taken, Unpublished
+from pathways_lab.core.messages.sharing import Given, Published, SlicesKept, Taken, Unpublished
 from pathways_lab.core.messages.windows import WindowKept
 from pathways_lab.core.scheduling.unordered_launch import Races
 from pathways_lab.core.slices.topology import SliceBinding
@@ -199,8 +199,9 @@ class Commands:
             case m.LeaseEnded(island=island):
                 del self._registry.leases[island]
                 self._registry.disorder.pop(island, None)
-            case Published(client=client, name=name, to=to, count=count) if to:
-                self._tell.client(to, "given", {"name": name, "client": client, "count": count})
+            case Given(client=client, name=name, to=to):
+                fields = {"name": name, "client": client, **self._to_read(to, command)}
+                self._tell.client(to, "given", fields, [command.about])
             case Published(client=client, name=name, kept=kept):
                 self._registry.published[name] = client
                 (self._registry.kept.add if kept else self._registry.kept.discard)(name)
@@ -264,17 +265,20 @@ class Commands:
                 self._tell.client(client.name, "slice-bound", fields)
 
     def _taken(self, taken: Taken) -> None:
-        """The client reads from hosts by itself, and shows them that it may."""
-        number = self._registry.clients[taken.client].number
+        fields = self._to_read(taken.client, taken)
+        self._tell.answer(taken.client, taken.request, None, fields, [taken.about])
+
+    def _to_read(self, client: str, taken: Taken | Given) -> dict[str, Any]:
+        """A client reads from hosts by itself, and shows them that it may."""
+        number = self._registry.clients[client].number
         places = dict.fromkeys(taken.slices)
         self._registry.taken.update([(number, on) for on in places])
-        fields = {
+        return {
             "stored": taken.stored,
             "slices": taken.slices,
             "bindings": [pack(self._registry.bindings[on]) for on in places],
             "tickets": [ticket_of(self._data_key, stored, number) for stored in taken.stored],
         }
-        self._tell.answer(taken.client, taken.request, None, fields, [taken.about])
 
     def policy_set(self, told: m.PolicySet) -> None:
         """Everybody hears of a change, who asked of any answer."""
