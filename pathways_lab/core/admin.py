@@ -35,7 +35,7 @@ from pathways_lab.core.messages import (
     QuotaChosen,
 )
 from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.windows import WindowChosen, WindowKept
+from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.scheduling.admission import beyond_quota
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.policies import RemotePolicy, validate
@@ -90,8 +90,8 @@ class Decisions:
             pace.limit = round(seconds * 1e6)
             functions.assumed = max(self.state.rules.assumed, seconds)
             functions.version += 1
-        kept = WindowKept(event.cause, event.client, pace.limit / 1e6, event.request)
-        self.state.out.append(kept)
+        kept = {"seconds": pace.limit / 1e6}
+        self.state.out.append(Answer(event.cause, event.client, event.request, numbers=kept))
 
     def policy_chosen(self, event: PolicyChosen) -> None:
         if not self._owns(event, f"policy {event.request}", "set policies"):

@@ -47,7 +47,7 @@ from pathways_lab.core.messages import (
     Command,
     Event,
     FunctionAnnounced,
-    GangsGivenUp,
+    GivenUp,
     HostJoined,
     HostLost,
     HostReport,
@@ -64,7 +64,6 @@ from pathways_lab.core.messages import (
     Refused,
     Resolved,
     RunEnded,
-    RunsGivenUp,
     RunSubmitted,
     SliceFreed,
     SliceReleased,
@@ -152,8 +151,7 @@ class Control:
             WindowChosen: self.decisions.window_chosen,
             LeaseRequested: self.decisions.lease_requested,
             LeaseReturned: self.decisions.lease_returned,
-            GangsGivenUp: self._gangs_given_up,
-            RunsGivenUp: self._runs_given_up,
+            GivenUp: self._given_up,
             HandlePublished: self.keeping.publish,
             HandleUnpublished: self.keeping.unpublish,
             HandleTaken: self.keeping.take,
@@ -365,8 +363,8 @@ class Control:
 
     # --- what clients decide for all ---------------------------------------------------
 
-    def _gangs_given_up(self, event: GangsGivenUp) -> None:
-        """Only where order is off; elsewhere a cycle of waits is impossible."""
+    def _given_up(self, event: GivenUp) -> None:
+        """Gangs only where order is off; elsewhere a cycle of waits is impossible."""
         state = self.state
         for number, step in event.gangs:
             run = state.runs.get(number)
@@ -377,10 +375,8 @@ class Control:
             lease = state.resources.leases.get(island)
             if lease is not None and not lease.order and lease.client == run.client:
                 self.outcomes.poison(run, step, event.failure)
-
-    def _runs_given_up(self, event: RunsGivenUp) -> None:
         for number in event.runs:
-            run = self.state.runs.get(number)
+            run = state.runs.get(number)
             if run is not None:
                 self.outcomes.give_up(run, event.failure)
 

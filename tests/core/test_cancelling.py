@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,8 @@ from pathways_lab.core.messages import (
     ProgramRegistered,
     SliceReleased,
 )
-from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.outcomes import Outcomes
@@ -30,10 +32,10 @@ def cancel(
     *buffers: int,
     runs: tuple[int, ...] = (),
     steps: dict[int, tuple[int, ...]] | None = None,
-) -> CancelAnswered:
+) -> SimpleNamespace:
     """What is answered to a client that does not want these any more."""
     script.send(CancelRequested(0.0, "cancel", ME, runs, buffers, 7, tuple((steps or {}).items())))
-    return told(script, CancelAnswered)[-1]
+    return SimpleNamespace(**(told(script, Answer)[-1].numbers or {}))
 
 
 def busy(**more: int) -> tuple[Script, int, Plan, Submitted]:
@@ -81,7 +83,7 @@ def test_the_answer_comes_after_what_has_become_of_the_values() -> None:
     run = script.submit(plan)
     commands = script.send(CancelRequested(0.0, "cancel", ME, (), run.outputs[:1], request=7))
     kinds = [type(command).__name__ for command in commands]
-    assert kinds.index("Resolved") < kinds.index("CancelAnswered")
+    assert kinds.index("Resolved") < kinds.index("Answer")
 
 
 def test_what_has_its_place_is_too_late_to_cancel() -> None:

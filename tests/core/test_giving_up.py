@@ -8,10 +8,9 @@ from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import (
     AbortRun,
-    GangsGivenUp,
+    GivenUp,
     HostReport,
     LeaseRequested,
-    RunsGivenUp,
 )
 from pathways_lab.testing import Script
 from tests.core.stories import heavy, told
@@ -24,7 +23,7 @@ def test_a_run_that_is_given_up_fails_at_once_and_ends_with_its_hosts(finished: 
     script = Script()
     plan = heavy(script, script.slice(2), 4)
     first, second = script.submit(plan), script.submit(plan)
-    script.send(RunsGivenUp(0.0, "watchdog", (first.run, 4711), STUCK))
+    script.send(GivenUp(0.0, "watchdog", STUCK, runs=(first.run, 4711)))
     check(script.control)
     failure = script.resolved[first.outputs[0]]
     assert failure is not None
@@ -51,7 +50,7 @@ def test_gangs_are_given_up_only_where_the_order_is_off(order: bool) -> None:
     script = Script()
     script.send(LeaseRequested(0.0, "lease", "kernel-1", "island0", order=order))
     run = script.submit(heavy(script, script.slice(2), 4))
-    script.send(GangsGivenUp(0.0, "watchdog", ((run.run, 0), (4711, 0)), STUCK))
+    script.send(GivenUp(0.0, "watchdog", STUCK, ((run.run, 0), (4711, 0))))
     assert (run.outputs[0] in script.resolved) != order
     script.finish_all()
     assert script.ended[run.run].outcome == ("finished" if order else "failed")

@@ -17,11 +17,11 @@ from pathways_lab.core.messages import (
     ClientJoined,
     Event,
     FunctionAnnounced,
+    GivenUp,
     HostJoined,
     HostReport,
     ProgramRegistered,
     RunEnded,
-    RunsGivenUp,
     RunSubmitted,
     SliceRequested,
 )
@@ -49,7 +49,7 @@ def reports(rng: random.Random, run: int, rows: bool) -> Iterator[Event]:
         failed = tuple((run, step, BROKEN) for step in range(first, last) if (host, step) in fails)
         yield HostReport(0.0, "r", host, ((run, first, times),) if rows else one, failed)
         if given_up in range(first, last):
-            yield RunsGivenUp(0.0, "watchdog", (run,), STUCK)
+            yield GivenUp(0.0, "watchdog", STUCK, runs=(run,))
 
 
 def played(seed: int, rows: bool) -> list[Any]:

@@ -15,7 +15,7 @@ from pathways_lab.core.messages import (
     SliceRequested,
 )
 from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.windows import WindowChosen, WindowKept
+from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.program.functions import Functions
 from pathways_lab.core.program.plans import index_plan
 from pathways_lab.core.program.program import Plan
@@ -191,7 +191,7 @@ def test_an_owner_says_how_far_ahead_grants_run_for_all() -> None:
         script.submit(plan)
     assert ahead(script) == 6
     (kept,) = script.send(WindowChosen(0.0, "window", ME, 0.02, 5))
-    assert kept == WindowKept("window", ME, 0.02, 5)
+    assert kept == Answer("window", ME, 5, numbers={"seconds": 0.02})
     script.finish_all(0.01)
     assert len(script.ended) == 32
     for _ in range(8):
@@ -200,7 +200,7 @@ def test_an_owner_says_how_far_ahead_grants_run_for_all() -> None:
     script.send(WindowChosen(0.0, "window", ME, 0.05, 6))
     assert ahead(script) == 3, "what waits is granted by the new one"
     (asked,) = script.send(WindowChosen(0.0, "window", ME, None, 7))
-    assert asked == WindowKept("window", ME, 0.05, 7)
+    assert asked == Answer("window", ME, 7, numbers={"seconds": 0.05})
     script.send(ClientJoined(0.0, "join", "guest", 3, owner=False))
     (refused,) = script.send(WindowChosen(0.0, "window", "guest", 9.0, 8))
     assert isinstance(refused, Answer)

@@ -6,8 +6,7 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages.cancelling import CancelAnswered
-from pathways_lab.core.messages.windows import WindowKept
+from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.transport.edge import Malformed
 from tests.runtime.rim_kit import ONE, Lab
 
@@ -17,7 +16,7 @@ def test_what_was_cancelled_is_told_before_the_answer() -> None:
     why = Failure("cancelled", "no")
     lab.core.answer = lambda event: [
         m.Resolved("c", "kernel-1", (ONE + 6,), why),
-        CancelAnswered("c", "kernel-1", event.request, 1, 2, 3),
+        Answer("c", "kernel-1", event.request, numbers={"cancelled": 1, "begun": 2, "going": 3}),
     ]
     lab.say(1, "cancel", runs=[], buffers=[ONE + 6], id=ONE + 3)
     assert lab.core.events[-1].request == ONE + 3
@@ -31,10 +30,14 @@ def test_what_was_cancelled_is_told_before_the_answer() -> None:
 
 def test_who_asks_for_the_window_is_answered() -> None:
     lab = Lab()
-    lab.core.answer = lambda event: [WindowKept("c", "kernel-1", 0.25, event.request)]
+    lab.core.answer = lambda event: [
+        Answer("c", "kernel-1", event.request, numbers={"seconds": 0.25})
+    ]
     lab.say(1, "window", seconds=0.25, id=3)
     assert (lab.core.events[-1].seconds, lab.core.events[-1].request) == (0.25, 3)
-    assert lab.clients[0].of("answered") == [{"id": 3, "failure": None, "seconds": 0.25}]
+    assert lab.clients[0].of("answered") == [
+        {"id": 3, "failure": None, "lines": (), "seconds": 0.25}
+    ]
     before = len(lab.core.events)
     for wrong in (-1, "soon", float("nan"), float("inf"), 10**400):
         with pytest.raises(Malformed):

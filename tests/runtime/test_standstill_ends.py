@@ -65,7 +65,7 @@ class Stage:
 def test_a_deadlock_is_ended_once() -> None:
     stage = Stage()
     stage.told()
-    assert [e.gangs for e in stage.given_up if isinstance(e, m.GangsGivenUp)] == [((1, 0), (2, 0))]
+    assert [e.gangs for e in stage.given_up if isinstance(e, m.GivenUp)] == [((1, 0), (2, 0))]
     stage.told()
     stage.standstill.lease_ends("island0", "ann", 10.5)
     assert stage.renewed == 1

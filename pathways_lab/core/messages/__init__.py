@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
+from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.elastic import ElasticCommand, ElasticEvent
 from pathways_lab.core.messages.programs import ProgramsDropped, ProgramsForgotten, RunWaited
 from pathways_lab.core.messages.sharing import SharingCommand, SharingEvent
 from pathways_lab.core.messages.uploads import UploadEvent
-from pathways_lab.core.messages.windows import WindowChosen, WindowKept
+from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.program.program import NO_LINE, Line, Plan, SliceId
 from pathways_lab.core.scheduling.policies import (
     PlaceView,
@@ -295,37 +295,27 @@ class LeaseReturned:
 
 
 @dataclass(frozen=True, slots=True)
-class GangsGivenUp:
-    """Gangs ``(run, step)`` that wait for each other for ever, launched without order.
+class GivenUp:
+    """Gangs and runs whose results are worthless for this reason; on devices they still end.
 
-    Their hosts are made to end them; their results are worthless for this reason.
+    gangs: ``(run, step)`` of those that wait for each other for ever, launched without order;
+        their hosts are made to end them.
+    runs: those that everybody waits for, and that shall fail as an owner has said.
     """
 
     time: float
     cause: str
-    gangs: tuple[tuple[Run, int], ...]
     failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class RunsGivenUp:
-    """Runs that everybody waits for, and that shall fail as an owner has said.
-
-    Gangs on devices still end there; they are worthless for this reason.
-    """
-
-    time: float
-    cause: str
-    runs: tuple[Run, ...]
-    failure: Failure
+    gangs: tuple[tuple[Run, int], ...] = ()
+    runs: tuple[Run, ...] = ()
 
 
 Event = (
     HostJoined | HostLost | SlicesLost | ClientJoined | ClientLeft | SliceRequested |
     SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
     CancelRequested | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
-    PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GangsGivenUp | RunsGivenUp |
-    SharingEvent | ElasticEvent | UploadEvent | ProgramsDropped | WindowChosen
+    PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GivenUp | SharingEvent |
+    ElasticEvent | UploadEvent | ProgramsDropped | WindowChosen
 )  # fmt: skip
 
 
@@ -521,6 +511,5 @@ class LeaseEnded:
 Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
     FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | Leased |
-    LeaseEnded | SharingCommand | ElasticCommand | ProgramsForgotten | RunWaited | CancelAnswered |
-    WindowKept
+    LeaseEnded | SharingCommand | ElasticCommand | ProgramsForgotten | RunWaited
 )  # fmt: skip

@@ -17,7 +17,11 @@ class CancelRequested:
     runs: whole ones.  buffers: single results; what reads them ends as well.
     steps: by run, those of some of the calls that travel in it as one; what reads what they
         make ends as well, and the other calls go on.
-    request: the client's number for the question; 0: it waits for no answer.
+    request: the client's number for the question; 0: it waits for no answer.  Numbers of the
+        Answer are the fates of the named runs that are not over.  ``cancelled``: how many end
+        before anything of them has begun.  ``begun``: how many end after what has its place.
+        ``going``: how many go on, all that was meant having its place already, or with results
+        that somebody wants.
     """
 
     time: float
@@ -27,20 +31,3 @@ class CancelRequested:
     buffers: tuple[int, ...] = ()
     request: int = 0
     steps: tuple[tuple[int, tuple[int, ...]], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CancelAnswered:
-    """The fate of the named runs that are not over.
-
-    cancelled: how many end before anything of them has begun.  begun: how many end after what
-    has its place.  going: how many go on, all that was meant having its place already, or
-    with results that somebody wants.
-    """
-
-    cause: str
-    client: str
-    request: int
-    cancelled: int
-    begun: int
-    going: int

@@ -12,6 +12,7 @@ resume, migration of a client's slices).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
@@ -174,7 +175,7 @@ class HostsLeft:
 class Answer:
     """The request of a client under this number is done, or not (failure).
 
-    lines: what it was done to, in words.
+    lines: what it was done to, in words.  numbers: what was asked for, by name.
     """
 
     cause: str
@@ -182,6 +183,7 @@ class Answer:
     request: int
     lines: tuple[str, ...] = ()
     failure: Failure | None = None
+    numbers: Mapping[str, float] | None = None
 
 
 ElasticEvent = (

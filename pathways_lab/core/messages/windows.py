@@ -15,7 +15,7 @@ from dataclasses import dataclass
 class WindowChosen:
     """An owner says how many seconds of work may be ahead on any device; None: asks only.
 
-    request: the client's number for it, which comes back.
+    request: the client's number for it, which comes back with Answer and the ``seconds`` in force.
     """
 
     time: float
@@ -23,13 +23,3 @@ class WindowChosen:
     client: str
     seconds: float | None = None
     request: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WindowKept:
-    """So many seconds of work may be ahead on any device.  client, request: who asked."""
-
-    cause: str
-    client: str
-    seconds: float
-    request: int

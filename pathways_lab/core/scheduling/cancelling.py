@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Refused
-from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.core.program.program import Call, SliceId, slice_name
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.runs import RunRecord
@@ -59,7 +60,7 @@ class Cancelling:
                 ended[self._end(run, why)] += 1
         if event.request:
             state.tell_resolved()  # before the answer
-            state.out.append(CancelAnswered(event.cause, event.client, event.request, **ended))
+            state.out.append(Answer(event.cause, event.client, event.request, numbers=ended))
 
     def _goes_on(
         self, run: RunRecord, steps: frozenset[int], wanted: set[int], why: Failure

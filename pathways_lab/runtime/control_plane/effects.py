@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.messages import elastic as em
-from pathways_lab.core.messages.cancelling import CancelAnswered
 from pathways_lab.core.messages.programs import ProgramsForgotten
 from pathways_lab.core.messages.sharing import Given, Published, SlicesKept, Taken, Unpublished
-from pathways_lab.core.messages.windows import WindowKept
 from pathways_lab.core.scheduling.unordered_launch import Races
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.control_plane.directory import Registry
@@ -76,7 +74,7 @@ class Commands:
                 self._run_ended(command, resolved)
                 resolved = []
             else:
-                if isinstance(command, CancelAnswered):
+                if isinstance(command, em.Answer):
                     self._tell_resolved(resolved)  # who asked looks at them
                     resolved = []
                 self._carry_out(command)
@@ -153,19 +151,11 @@ class Commands:
                 self._tell.topology()
             case em.HostsLeft(hosts=hosts, reason=reason):
                 self._in_turn(hosts, "retire", {"reason": reason})
-            case em.Answer(client=client, request=request, lines=lines, failure=failure):
-                self._tell.answer(client, request, failure, {"lines": lines})
+            case em.Answer(client=client, request=request, failure=failure):
+                said = {"lines": command.lines, **(command.numbers or {})}
+                self._tell.answer(client, request, failure, said)
             case m.SliceWaiting(client=client):
                 self._tell.client(client, "slice-waiting", pack_fields(command))
-            case WindowKept(client=client, request=request, seconds=seconds):
-                self._tell.answer(client, request, None, {"seconds": seconds})
-            case CancelAnswered(client=client, request=request):
-                counts = {
-                    "cancelled": command.cancelled,
-                    "begun": command.begun,
-                    "going": command.going,
-                }
-                self._tell.answer(client, request, None, counts)
             case m.SliceFreed(hosts=hosts, slice=slice_id):
                 others = self._registry.told.get(slice_id, set()).difference(hosts)
                 self._in_turn((*hosts, *sorted(others)), "unbind", {"slice": slice_id})

@@ -187,12 +187,12 @@ class Standstill:
     def _fail(self, gang: GangId, failure: Failure) -> None:
         """The run of a gang; where hosts are in it together, what goes on there is ended."""
         slices = self._formations.together(self._slices_of(gang))
-        if any(self._formations.of_slice(s) is not None for s in slices):
-            behind = {g.run for g in self._overdue(0.0, self._now) if slices & self._slices([g])}
-            self._rim.happened(m.RunsGivenUp(self._now, "watchdog", tuple(sorted(behind)), failure))
+        runs, shared = {gang[0]}, any(self._formations.of_slice(s) is not None for s in slices)
+        if shared:
+            runs = {g.run for g in self._overdue(0.0, self._now) if slices & self._slices([g])}
+        self._rim.happened(m.GivenUp(self._now, "watchdog", failure, runs=tuple(sorted(runs))))
+        if shared:
             self._formations.renew(slices, failure)
-        else:
-            self._rim.happened(m.RunsGivenUp(self._now, "watchdog", (gang[0],), failure))
 
     # --- the end of a deadlock --------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Standstill:
         granted = self._overdue(0.0, now)
         gangs = tuple(g.id for g in granted if slices & self._slices([g]))
         self._ended = {*self._ended.intersection(g.id for g in granted), *gangs}
-        self._rim.happened(m.GangsGivenUp(now, "watchdog", gangs, failure))
+        self._rim.happened(m.GivenUp(now, "watchdog", failure, gangs))
         self._formations.renew(slices, failure)
 
     def _slices(self, gangs: Iterable[Any]) -> set[SliceId]:
