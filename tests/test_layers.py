@@ -251,34 +251,37 @@ def too_long(root: Path, folders: tuple[str, ...]) -> list[str]:
     return problems
 
 
-MODULES = package(ROOT / TOP)
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    """Of the package.  Every process of tests imports this file, and one of them runs it."""
+    return package(ROOT / TOP)
 
 
-def test_imports_point_down_only():
-    assert misdirected(MODULES) == []
+def test_imports_point_down_only(modules):
+    assert misdirected(modules) == []
 
 
-def test_layers_do_without_what_they_must_not_know():
+def test_layers_do_without_what_they_must_not_know(modules):
     """The core is standard library and pure; only the top layers draw and talk to IPython."""
-    assert misplaced(MODULES) == []
+    assert misplaced(modules) == []
 
 
-def test_no_module_is_part_of_a_circle():
-    assert knots(MODULES) == []
+def test_no_module_is_part_of_a_circle(modules):
+    assert knots(modules) == []
 
 
-def test_private_jax_is_touched_behind_its_door_only():
-    assert private(MODULES, ("jax", "jaxlib")).keys() <= JAX_PRIVATE.keys()
+def test_private_jax_is_touched_behind_its_door_only(modules):
+    assert private(modules, ("jax", "jaxlib")).keys() <= JAX_PRIVATE.keys()
 
 
-def test_the_second_door_loads_nothing_of_jax_itself():
+def test_the_second_door_loads_nothing_of_jax_itself(modules):
     """That is its only reason to exist."""
-    (door,) = (m for m in MODULES if m.path == "runtime/islands/jax_coordination.py")
+    (door,) = (m for m in modules if m.path == "runtime/islands/jax_coordination.py")
     assert {name.split(".")[0] for name in door.imports} <= {"__future__", "typing", "jaxlib"}
 
 
-def test_at_most_one_module_touches_private_dask():
-    assert len(private(MODULES, ("dask", "distributed"))) <= 1
+def test_at_most_one_module_touches_private_dask(modules):
+    assert len(private(modules, ("dask", "distributed"))) <= 1
 
 
 def test_files_are_short():
@@ -311,9 +314,9 @@ def test_reviewed_exceptions_are_still_needed():
         assert len(reason) > 20
 
 
-def test_everything_was_read():
+def test_everything_was_read(modules):
     """The checks above are worth nothing on an empty list."""
-    layers = {module.layer for module in MODULES}
+    layers = {module.layer for module in modules}
     assert {*RANK, "__init__"} <= layers
 
 

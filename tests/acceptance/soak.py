@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 import psutil
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 import pathways_lab as pw
 from pathways_lab.timeline.log import Timeline
@@ -88,7 +88,7 @@ def slope(lives: Sequence[Samples]) -> Slope:
         return Slope(level, math.nan, math.inf)
     rise = above / below
     error = math.sqrt(sum((y - rise * x) ** 2 for x, y in centred) / free / below)
-    return Slope(level, rise * HOUR, float(student.ppf(0.975, free)) * error * HOUR)
+    return Slope(level, rise * HOUR, float(stdtrit(free, 0.975)) * error * HOUR)
 
 
 def _blocks(life: Samples, seconds: float) -> list[tuple[float, float]]:

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from pathways_lab import cli
 from pathways_lab.cli import demo, jupyter, kernels, platforms, shipped
+from tests.notebook.jupyter import notebook as of_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,8 +140,7 @@ def test_without_jupyterlab_the_remedy_is_named(monkeypatch, capsys, tmp_path):
 
 def notebook(folder: Path, *cells: str) -> None:
     folder.mkdir(exist_ok=True)
-    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbformat.write(content, folder / "n.ipynb")
+    (folder / "n.ipynb").write_text(json.dumps(of_cells(cells)))
 
 
 @pytest.mark.cluster

@@ -6,9 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any, cast
 
-import nbformat
 import pytest
-from nbconvert import HTMLExporter
 
 from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.view import live, view
@@ -151,6 +149,9 @@ def test_where_no_page_keeps_it_the_output_has_it_beside_the_widget(shown: Any) 
 
 def test_where_there_is_no_page_the_notebook_has_the_picture(shown: Any) -> None:
     made, put, _ = shown
+    import nbformat  # here: it takes seconds, of every process that looks for tests
+    from nbconvert import HTMLExporter
+
     assert made.live is not None
     still(made)
     assert put == [], "a page may be on its way"
