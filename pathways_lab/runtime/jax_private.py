@@ -199,13 +199,33 @@ class _BridgeWithoutBackend:
         return getattr(self._real, name)
 
 
+class _Contexts(threading.local):
+    """The MLIR contexts of a thread, each shared by a few modules.
+
+    JAX makes two for each function that is exported, and to load their dialects takes a fifth
+    of the time; but all that was ever named in one stays as long as it does.
+    """
+
+    uses = 32
+    _now: Any = None
+    _left = 0
+
+    def one(self) -> Any:
+        if not self._left:
+            self._now, self._left = _new_context(), self.uses
+        self._left -= 1
+        return self._now
+
+
+_new_context = _mlir.make_ir_context
+_contexts = _Contexts()
 _export_lock = threading.Lock()
 _exporting = 0
 
 
 @contextlib.contextmanager
 def exporting_without_backend() -> Iterator[None]:
-    """While active, ``jax.export`` serialises without creating a backend.
+    """While active, ``jax.export`` serialises without creating a backend, in shared contexts.
 
     It asks the backend one question, whether the compiler understands Shardy;
     the compilers of all supported platforms do.  May be nested, on any thread.
@@ -214,6 +234,7 @@ def exporting_without_backend() -> Iterator[None]:
     with _export_lock:
         if _exporting == 0:
             vars(_export)["xb"] = _BridgeWithoutBackend(_xla_bridge)
+            vars(_mlir)["make_ir_context"] = _contexts.one
         _exporting += 1
     try:
         yield
@@ -222,6 +243,7 @@ def exporting_without_backend() -> Iterator[None]:
             _exporting -= 1
             if _exporting == 0:
                 vars(_export)["xb"] = _xla_bridge
+                vars(_mlir)["make_ir_context"] = _new_context
 
 
 def forget_lowered() -> None:
@@ -352,7 +374,7 @@ def read_lowered(
     input_ranks, output_ranks: dimensions of each argument and result as JAX
     sees them (a key array has one more in the module).
     """
-    with _mlir.make_ir_context():
+    with _contexts.one():
         if isinstance(module, bytes):
             parsed = _jax.mlir.deserialize_portable_artifact(module)
         else:

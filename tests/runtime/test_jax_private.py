@@ -133,6 +133,39 @@ def test_shim_nests_over_threads_and_restores() -> None:
     assert _export.xb is xla_bridge
 
 
+def test_exports_share_contexts_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written in a context stays, so each has an end; other code of JAX's has its own."""
+    from jax._src.interpreters import mlir
+
+    made = weakref.WeakSet[Any]()
+    new, count = jax_private._new_context, 0
+
+    def counted() -> Any:
+        nonlocal count
+        count += 1
+        made.add(context := new())
+        return context
+
+    monkeypatch.setattr(mlir, "make_ir_context", counted)
+    monkeypatch.setattr(jax_private, "_new_context", counted)
+    monkeypatch.setattr(jax_private._Contexts, "uses", 8)
+    jax_private._contexts._left = 0
+    texts = set()
+    for number in range(20):
+        jitted = jax.jit(lambda x, number=number: x + number)
+        with jax_private.exporting_without_backend():
+            exported = jax.export.export(jitted, platforms=["cpu"])(np.zeros(3, np.float32))
+        code = jax_private.read_lowered(exported.mlir_module_serialized, [1], [1])
+        jax_private.forget_lowered()
+        texts.add(code.text)
+    assert len(texts) == 20
+    assert count == 20 * 3 / 8 + 0.5, "JAX makes its contexts in another place now"
+    del exported, jitted
+    gc.collect()
+    assert len(made) <= 2, "who nobody uses any more is gone"
+    assert mlir.make_ir_context is counted, "others are given new ones"
+
+
 def test_user_frames_begin_with_the_callers_own() -> None:
     jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x) * 2)(np.float32(1))  # the line looked for
     file, number = jax_private.user_frames(jaxpr.eqns[0].source_info)[0]
