@@ -30,10 +30,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made.close()
 
 
-@pytest.fixture
-def page(browser: Any, lab: Lab) -> Iterator[Page]:
-    """A page that must have asked for nothing from outside this machine."""
+@pytest.fixture(scope="module")
+def shared(browser: Any, lab: Lab) -> Iterator[Page]:
+    """JupyterLab in the browser, which takes seconds of work to load."""
     made = Page(browser, lab)
     yield made
     made.close()
-    assert made.blocked == [], "requests wanted to leave this machine"
+
+
+@pytest.fixture
+def page(shared: Page) -> Iterator[Page]:
+    """A page that must have asked for nothing from outside this machine."""
+    yield shared
+    shared.put_away()
+    assert shared.blocked == [], "requests wanted to leave this machine"

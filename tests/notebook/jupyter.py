@@ -148,11 +148,12 @@ class Page:
 
     def __init__(self, browser: Any, lab: Lab, width: int = 1280, height: int = 1100) -> None:
         self.lab = lab
+        self.size = {"width": width, "height": height}
         self.blocked: list[str] = []
         self.console: list[str] = []
         self.page = lab.new_page(browser)
         self.page.set_default_timeout(60_000)
-        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.set_viewport_size(self.size)
         # To listen is cheap: a route would ask Python about each file, and switch the cache off.
         self.page.on("request", lambda request: self._requested(request.url))
         self.page.on(
@@ -165,10 +166,36 @@ class Page:
         if not url.startswith((f"{self.lab.url}/", "data:", "blob:")):
             self.blocked.append(url)
 
-    def open(self, name: str) -> None:
+    def load(self, name: str) -> None:
+        """A notebook in a page that knows nothing yet, or has forgotten all: seconds of work."""
         self.page.goto(f"{self.lab.url}/lab/tree/{name}?reset")
         self.page.wait_for_selector("#jupyterlab-splash", state="detached", timeout=60_000)
+        self._wait_for_cells()
+
+    def open(self, name: str) -> None:
+        """A notebook in the page that is there, in the place of what it showed."""
+        if self.page.url == "about:blank":
+            self.load(name)
+            return
+        self.put_away()
+        self.command("docmanager:open", path=name)
+        self._wait_for_cells()
+
+    def _wait_for_cells(self) -> None:
         self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+
+    def put_away(self) -> None:
+        """End the kernels of the notebooks that are open, and close these."""
+        self.page.evaluate(
+            """async () => {
+              for (const each of [...(window.jupyterapp?.shell.widgets('main') ?? [])]) {
+                await each.sessionContext?.shutdown();
+                each.dispose();
+              }
+            }"""
+        )
+        self.page.set_viewport_size(self.size)
+        self.console.clear()
 
     def wait_for_kernel(self) -> None:
         self.page.wait_for_function(
@@ -378,7 +405,7 @@ class Page:
 
     def close(self) -> None:
         """End the kernel, and the page itself, which would go on asking the server."""
-        self.shutdown()
+        self.put_away()
         self.page.close()
 
     def restart(self) -> None:

@@ -1,6 +1,6 @@
 """The lab's pages and JupyterLab's side panel in a real browser, below a prefix as of a hub.
 
-Everything here is looked at while the kernel spins, and most of it is one test: a
+Everything here is looked at while the kernel is busy, and most of it is one test: a
 JupyterLab, a browser and a lab take longer to start than all of it to be looked at.
 """
 
@@ -45,10 +45,10 @@ def train(x):
 outs = [train(np.zeros(4, np.float32)) for _ in range(10)]  # longer than anybody looks
 """
 
-SPIN = """
+BUSY = """
 end = time.monotonic() + 240
 while time.monotonic() < end and not os.path.exists("enough"):
-    pass
+    time.sleep(0.05)
 """
 
 METERS = "() => [...document.querySelectorAll('.pathways-panel-meter')].map(e => e.style.width)"
@@ -90,7 +90,7 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
     browser: Any, lab: Lab, tmp_path: Path
 ) -> None:
     page = Page(browser, lab, width=1500)
-    lab.write("lab.ipynb", ["import os" + START, TRAIN, "%pw_dashboard queues", SPIN])
+    lab.write("lab.ipynb", ["import os" + START, TRAIN, "%pw_dashboard queues", BUSY])
     page.open("lab.ipynb")
     page.wait_for_kernel()
     assert not page.page.is_visible(".pathways-panel")
@@ -120,7 +120,7 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
     states = [device.get_attribute("data-state") for device in held]
     assert states == ["held", "held", "held", "free"]
     changes(lambda: page.page.evaluate(METERS), 3)
-    assert page.busy(3), "the cell must still be spinning"
+    assert page.busy(3), "the cell must still be running"
 
     # The page below the cell: under the server's own prefix, and it moves.
     page.show_cell(2)
