@@ -93,13 +93,15 @@ def test_import_is_light():
 
 @pytest.mark.cluster
 def test_using_every_name_starts_nothing_and_draws_nothing():
-    """All others together: no JAX device is initialised, no view, no thread left running."""
+    """All others together: no JAX device is initialised, no view, no thread, and no Dask,
+    which takes a quarter of the start of a kernel that needs none."""
     code = (
         "import sys, threading, pathways_lab as pw\n"
         f"for name in set(pw.__all__) - {DRAWING}: getattr(pw, name)\n"
         "from pathways_lab.runtime import jax_private\n"
         "assert not jax_private.backends_initialised()\n"
-        "loaded = {'bokeh', 'anywidget', 'ipywidgets', 'IPython'} & sys.modules.keys()\n"
+        "drawing = {'bokeh', 'anywidget', 'ipywidgets', 'IPython'}\n"
+        "loaded = {*drawing, 'distributed'} & sys.modules.keys()\n"
         "print(sorted(loaded), threading.active_count())"
     )
     assert fresh(code) == "[] 1"

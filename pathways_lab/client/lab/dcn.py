@@ -19,13 +19,14 @@ import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import distributed
+from typing import TYPE_CHECKING, Any
 
 from pathways_lab.client.lab.topology_view import Island
 from pathways_lab.client.session import failures
 from pathways_lab.runtime.cluster.break_process import act
+
+if TYPE_CHECKING:
+    import distributed
 
 FOR_EVER = 1e9
 """Seconds."""
