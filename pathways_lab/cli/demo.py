@@ -44,16 +44,16 @@ def run(name: str, output: Path) -> int:
     if importlib.util.find_spec("nbclient") is None:
         print("nbclient is not installed here. Remedy: pip install 'pathways-lab[notebook]'")
         return 1
-    import nbformat
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
-    from traitlets.config import Config
-
     source = shipped.notebooks() / name
     if not source.is_file():
         names = ", ".join(sorted(path.name for path in source.parent.glob("*.ipynb")))
         print(f"There is no notebook {name!r}. There are: {names}")
         return 1
+    import nbformat  # some seconds
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+    from traitlets.config import Config
+
     notebook = nbformat.read(source, as_version=4)
     output.mkdir(parents=True, exist_ok=True)
     target = output / name
