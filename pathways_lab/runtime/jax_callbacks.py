@@ -40,6 +40,8 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
+from pathways_lab.runtime.jax_private import shared_context
+
 TARGET = "pathways_lab_callback"
 """Target of the calls back into Python in exported code."""
 
@@ -355,7 +357,7 @@ def numbered(
 
     Raises ValueError for callbacks without a number.
     """
-    with _mlir.make_ir_context():
+    with shared_context():
         parsed = _jax.mlir.deserialize_portable_artifact(module)
         about = parsed.operation.attributes
         said: Any = ir.ArrayAttr(about[NUMBERS]) if NUMBERS in about else ()

@@ -23,14 +23,13 @@ from typing import Any
 
 import numpy as np
 from jax._src import compiler as _compiler
-from jax._src.interpreters import mlir as _mlir
 from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.runtime.jax_private import make_cpu_client
+from pathways_lab.runtime.jax_private import make_cpu_client, shared_context
 
 _TOKEN = "!stablehlo.token"
 
@@ -68,7 +67,7 @@ class Signature:
 
 def read_signature(module: bytes) -> Signature:
     """Read a portable artefact's main function.  Raises ValueError for what is none."""
-    with _mlir.make_ir_context():
+    with shared_context():
         try:
             parsed = _jax.mlir.deserialize_portable_artifact(module)
         except Exception as error:
@@ -124,7 +123,7 @@ def hlo_text(module: bytes, devices: int) -> str:
     assigned = np.arange(devices).reshape(1, devices)
     options = _compiler.get_compile_options(1, devices, assigned)
     chosen = _jax.DeviceList(tuple(client.devices()))
-    with _mlir.make_ir_context():
+    with shared_context():
         parsed = _jax.mlir.deserialize_portable_artifact(module)
         made = client.compile_and_load(parsed, chosen, options)
     return "\n\n".join(each.to_string() for each in made.hlo_modules())
@@ -149,7 +148,7 @@ def without_tokens(module: bytes) -> bytes:
 
     For modules that call nothing outside: an order of nothing needs no tokens.
     """
-    with _mlir.make_ir_context() as context, ir.Location.unknown(context):
+    with shared_context() as context, ir.Location.unknown(context):
         parsed = _jax.mlir.deserialize_portable_artifact(module)
         main: Any = ir.SymbolTable(parsed.operation)["main"]
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
@@ -275,7 +274,7 @@ def stacked(module: bytes) -> Stacked:
 
     Raises ValueError where a mesh has its devices in another order.
     """
-    with _mlir.make_ir_context() as context, ir.Location.unknown(context):
+    with shared_context() as context, ir.Location.unknown(context):
         parsed = _jax.mlir.deserialize_portable_artifact(module)
         main: Any = ir.SymbolTable(parsed.operation)["main"]
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)

@@ -200,25 +200,27 @@ class _BridgeWithoutBackend:
 
 
 class _Contexts(threading.local):
-    """The MLIR contexts of a thread, each shared by a few modules.
+    uses = 32
+    now: Any = None
+    left = 0
+
+
+_contexts = _Contexts()
+_new_context = _mlir.make_ir_context
+
+
+def shared_context() -> Any:
+    """An MLIR context of this thread, as ``with`` takes it, for a few modules, one after another.
 
     JAX makes two for each function that is exported, and to load their dialects takes a fifth
     of the time; but all that was ever named in one stays as long as it does.
     """
-
-    uses = 32
-    _now: Any = None
-    _left = 0
-
-    def one(self) -> Any:
-        if not self._left:
-            self._now, self._left = _new_context(), self.uses
-        self._left -= 1
-        return self._now
+    if not _contexts.left:
+        _contexts.now, _contexts.left = _new_context(), _contexts.uses
+    _contexts.left -= 1
+    return _contexts.now
 
 
-_new_context = _mlir.make_ir_context
-_contexts = _Contexts()
 _export_lock = threading.Lock()
 _exporting = 0
 
@@ -234,7 +236,7 @@ def exporting_without_backend() -> Iterator[None]:
     with _export_lock:
         if _exporting == 0:
             vars(_export)["xb"] = _BridgeWithoutBackend(_xla_bridge)
-            vars(_mlir)["make_ir_context"] = _contexts.one
+            vars(_mlir)["make_ir_context"] = shared_context
         _exporting += 1
     try:
         yield
@@ -374,7 +376,7 @@ def read_lowered(
     input_ranks, output_ranks: dimensions of each argument and result as JAX
     sees them (a key array has one more in the module).
     """
-    with _contexts.one():
+    with shared_context():
         if isinstance(module, bytes):
             parsed = _jax.mlir.deserialize_portable_artifact(module)
         else:

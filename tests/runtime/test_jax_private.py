@@ -149,7 +149,7 @@ def test_exports_share_contexts_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(mlir, "make_ir_context", counted)
     monkeypatch.setattr(jax_private, "_new_context", counted)
     monkeypatch.setattr(jax_private._Contexts, "uses", 8)
-    jax_private._contexts._left = 0
+    monkeypatch.setattr(jax_private._contexts, "left", 0)
     texts = set()
     for number in range(20):
         jitted = jax.jit(lambda x, number=number: x + number)
