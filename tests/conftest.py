@@ -52,7 +52,17 @@ os.environ["XLA_FLAGS"] = " ".join((*LITTLE, GIVEN)).strip()
 
 @pytest.fixture(scope="module")
 def optimised() -> Iterator[None]:
-    """Processes that start meanwhile compile as those of users do."""
+    """Processes that start meanwhile, until the end of the file, compile as those of users do."""
+    yield from as_users_do()
+
+
+@pytest.fixture
+def optimised_alone() -> Iterator[None]:
+    """The same, until the end of the test."""
+    yield from as_users_do()
+
+
+def as_users_do() -> Iterator[None]:
     before = os.environ["XLA_FLAGS"]
     os.environ["XLA_FLAGS"] = GIVEN
     yield

@@ -30,7 +30,7 @@ def test_notebook_runs_from_top_to_bottom(
 ) -> None:
     """It raises where it says so only; live views have become static pictures of bounded size."""
     if name == OPTIMISED:
-        request.getfixturevalue("optimised")
+        request.getfixturevalue("optimised_alone")
     assert demo.run(name, tmp_path) == 0
     executed = json.loads((tmp_path / name).read_text())
     pictures = 0
