@@ -69,6 +69,8 @@ def as_users_do() -> Iterator[None]:
     os.environ["XLA_FLAGS"] = before
 
 
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as demo does
+
 hear_interrupts()
 
 

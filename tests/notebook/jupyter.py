@@ -21,6 +21,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+START = """
+import sys
+sys.modules["rfc3987_syntax"] = None  # as demo does
+from jupyterlab.labapp import main
+main()
+"""
 
 
 def chromium() -> str | None:
@@ -75,7 +81,7 @@ class Lab:
         environment.pop("PATHWAYS_LAB_BOKEHJS_ROUTE", None)
         extensions = {"pathways_lab_server": route}
         command = [
-            sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root",
+            sys.executable, "-c", START, "--no-browser", "--allow-root",
             "--port=0", "--ip=127.0.0.1",
             "--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.news_url=None",
             "--LabApp.extension_manager=readonly", "--LabApp.expose_app_in_browser=True",
