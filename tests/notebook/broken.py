@@ -34,9 +34,7 @@ HEAD = "tests/notebook/test_browser_head.py::"
 HOLD = BROWSER + "test_a_held_picture_stands_and_then_shows_the_present"
 PANEL_TESTS = "tests/notebook/test_browser_panel.py::"
 PLUGIN = "extensions/labextensions/pathways-lab/static/plugin.js"
-PAGES = (
-    "tests/notebook/test_browser_dashboard.py::test_panel_and_pages_move_while_the_kernel_is_busy"
-)
+PAGES = "tests/notebook/test_browser_lab.py::test_panel_and_pages_move_while_the_kernel_is_busy"
 OUTSIDE = ' fetch("https://example.org/x").catch(() => 0);'
 
 

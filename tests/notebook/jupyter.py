@@ -59,11 +59,10 @@ def notebook(cells: Sequence[str]) -> dict[str, Any]:
 class Lab:
     """One JupyterLab server.
 
-    route: whether our server extension is switched on.
     base: what its addresses begin with, as under JupyterHub: ``"/user/ada"``.
     """
 
-    def __init__(self, folder: Path, route: bool = True, base: str = "") -> None:
+    def __init__(self, folder: Path, base: str = "") -> None:
         self.folder = folder
         self.work = folder / "work"
         self.work.mkdir(parents=True, exist_ok=True)
@@ -79,7 +78,7 @@ class Lab:
         paths = [str(ROOT), str(ROOT / "extensions"), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         environment.pop("PATHWAYS_LAB_BOKEHJS_ROUTE", None)
-        extensions = {"pathways_lab_server": route}
+        extensions = {"pathways_lab_server": True}
         command = [
             sys.executable, "-c", START, "--no-browser", "--allow-root",
             "--port=0", "--ip=127.0.0.1",

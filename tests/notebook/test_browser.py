@@ -72,6 +72,19 @@ def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
     return text + SPIN.format(seconds=spin) if spin else text
 
 
+def test_without_the_server_route_a_busy_kernel_brings_the_script(page: Page, lab: Lab) -> None:
+    """First of the file: the page has to be one that has no script yet."""
+    without = "import os; os.environ.pop('PATHWAYS_LAB_BOKEHJS_ROUTE')\n"
+    lab.write("bare.ipynb", [without + feed(spin=LONG)])
+    page.load("bare.ipynb")
+    page.wait_for_kernel()
+    page.start()
+    page.wait_for_view()
+    grows(page)
+    assert page.busy(), "the cell must still be spinning"
+    assert page.attribute("data-scripts") == "kernel"
+
+
 def test_the_bars_in_the_page_are_the_records(page: Page) -> None:
     check = """
 over = lambda: ""; view._ended = over
@@ -193,22 +206,6 @@ def test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture(
         assert len(json.dumps(output)) <= 100_000
         facts = output["metadata"]["pathways_lab"]
         assert facts["computations"] > 0
-
-
-def test_without_the_server_route_a_busy_kernel_brings_the_script(
-    browser: Any, tmp_path: Path
-) -> None:
-    bare = Lab(tmp_path, route=False)
-    page = Page(browser, bare)
-    try:
-        page.show("bare.ipynb", feed(spin=LONG))
-        grows(page)
-        assert page.busy(), "the cell must still be spinning"
-        assert page.attribute("data-scripts") == "kernel"
-        assert page.blocked == []
-    finally:
-        page.close()
-        bare.close()
 
 
 def test_a_held_picture_stands_and_then_shows_the_present(page: Page) -> None:
