@@ -221,6 +221,11 @@ def shared_context() -> Any:
     return _contexts.now
 
 
+def share_contexts() -> None:
+    """All that JAX lowers in this process from now on is in shared contexts."""
+    vars(_mlir)["make_ir_context"] = shared_context
+
+
 _export_lock = threading.Lock()
 _exporting = 0
 

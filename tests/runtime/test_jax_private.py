@@ -164,6 +164,11 @@ def test_exports_share_contexts_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch)
     gc.collect()
     assert len(made) <= 2, "who nobody uses any more is gone"
     assert mlir.make_ir_context is counted, "others are given new ones"
+    jax_private.share_contexts()
+    before = count
+    for number in range(4):
+        jax.jit(lambda x, number=number: x * number).lower(np.zeros(3, np.float32))
+    assert count - before <= 1
 
 
 def test_user_frames_begin_with_the_callers_own() -> None:

@@ -137,6 +137,7 @@ def main() -> None:
     set_environment(settings["platform"], settings["devices"], stand_in)
 
     # Only now: these import JAX.
+    from pathways_lab.runtime import jax_private
     from pathways_lab.runtime.fault_injection import Troubles
     from pathways_lab.runtime.host.bit_flips import Flips
     from pathways_lab.runtime.host.compile_marks import Notes
@@ -144,6 +145,7 @@ def main() -> None:
     from pathways_lab.runtime.islands.multi_host_runtime import JoinedPlatformRuntime
     from pathways_lab.transport.tls import client_context, server_context
 
+    jax_private.share_contexts()
     # Imported modules stay.  A search of all of them for garbage takes 60 ms, in which no gang
     # begins; without it, a quarter.  Clients of JAX are made later: they must be found.
     gc.collect()
