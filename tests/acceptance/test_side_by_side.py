@@ -1,4 +1,7 @@
-"""Every way of training ends with the parameters of plain JAX on one device."""
+"""Ways of training end with the parameters of plain JAX on one device.
+
+The notebooks 03 to 05 compare the others, and a comparison demands equal parameters.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,7 @@ def loss(y: Any, labels: Any) -> Any:
 LAYERS = [(dense, w) for w in WEIGHTS]
 ADAM = optax.adam(1e-2)
 SAME = {"loss": loss, "optimizer": ADAM, "batch": (X, LABELS), "steps": STEPS, "microbatches": 4}
-WAYS = ["spmd", "multi-controller", "single-controller-barrier", "pipeline-gpipe", "pipeline-1f1b"]
-MORE = ["pipeline-interleaved", "pipeline-zero-bubble-islands", "pipeline-1f1b-barrier"]
+WAYS = ["spmd", "multi-controller", "pipeline-1f1b-barrier", "pipeline-zero-bubble-islands"]
 
 
 def plain() -> float:
@@ -49,8 +51,8 @@ def plain() -> float:
 
 
 def test_all_ways_train_the_same(lab: pw.Lab) -> None:
-    found = pw.compare(LAYERS, WAYS + MORE, lab=lab, stages=2, tolerance=1e-5, **SAME)
-    for way in WAYS + MORE:
+    found = pw.compare(LAYERS, WAYS, lab=lab, stages=2, tolerance=1e-5, **SAME)
+    for way in WAYS:
         assert found[way].loss == pytest.approx(plain(), rel=1e-5)
         assert 0 < found[way].busy <= 1
         assert found[way].seconds > 0
@@ -60,10 +62,10 @@ def test_all_ways_train_the_same(lab: pw.Lab) -> None:
     assert 0 < loops[CLIENT] < steps[CLIENT]
     # What goes between islands is counted as such, and only there.
     islands = "pipeline-zero-bubble-islands"
-    assert [w for w in WAYS + MORE if found[w].bytes["islands (DCN)"]] == [islands]
-    assert "pipeline-1f1b" in repr(found)
+    assert [w for w in WAYS if found[w].bytes["islands (DCN)"]] == [islands]
+    assert "pipeline-1f1b-barrier" in repr(found)
     html = found._repr_mimebundle_()[0]["text/html"]
-    assert html.count("<tr") == 3 * (1 + len(WAYS + MORE))
+    assert html.count("<tr") == 3 * (1 + len(WAYS))
     assert "data:image/svg+xml" in html
     assert not lab.slices, "slices are given back"
     assert not lab.leases
