@@ -386,6 +386,7 @@ class Trunks:
     """The part of a lab that has to do with trunks."""
 
     session: Session
+    slices: list[Slice]
 
     if TYPE_CHECKING:
 
@@ -413,7 +414,8 @@ class Trunks:
         function: ``function(params, x)`` or ``function(params, x, adapter)``, in plain JAX.  None:
             the trunk of another client, as soon as it has one.
         params: handles on the slice *on*; nobody else can read them.
-        on: where it runs; for another client's trunk a slice for arguments that are no handles.
+        on: where it runs; for another client's trunk a slice for arguments that are no handles,
+            without one the newest that this client has, or a device.
         most: calls that go together at most.
         wait: seconds that a call waits for others.
         policy: whose calls go first when more wait, by ``client``; as for ``lab.policy``.
@@ -430,7 +432,7 @@ class Trunks:
         connection.check()
         name = slice_request.name("name", name)
         if function is None:
-            place = functools.cache(lambda: self.slice(1) if on is None else on)
+            place = functools.cache(lambda: self._own_slice() if on is None else on)
             return RemoteTrunk(self.session, name, self._server_of(name), place)
         function = slice_request.function("function", function)
         if on is None:
@@ -445,6 +447,10 @@ class Trunks:
             chosen,
         )
         return ServingTrunk(self.session, Joined(function, params, on, name), lineup).open()
+
+    def _own_slice(self) -> Slice:
+        bound = [each for each in self.slices if each.state == "bound"]
+        return bound[-1] if bound else self.slice(1)
 
     def _server_of(self, name: str) -> str:
         connection = self.session.connection
