@@ -98,6 +98,17 @@ def test_many_ends_are_one_message(desk: Desk) -> None:
     assert len(desk.sent) == 2
 
 
+@pytest.mark.parametrize("what", ["resident", "parked"])
+def test_what_the_core_waits_for_is_told_also_while_something_is_launched(
+    desk: Desk, what: str
+) -> None:
+    desk.reports.due(now=False)
+    assert desk.sent == []
+    getattr(desk.reports, what)(7)
+    desk.reports.due(now=False)
+    assert [list(fields[what]) for fields in desk.sent] == [[7]]
+
+
 def test_the_last_end_does_not_wait(desk: Desk) -> None:
     say_over(desk, 1, 0, 0.5)
     desk.reports.due()

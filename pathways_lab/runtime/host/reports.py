@@ -142,9 +142,11 @@ class Reports:
         heard = self._told and len(self._ending) == 1 and self._ending == self._runs_over
         waited_for = not self._prompt.isdisjoint(self._ending)
         self._prompt -= self._runs_over
-        if not heard or waited_for:
+        # The core waits for uploads and parked values, whatever is launched meanwhile.
+        needed = bool(self._resident or self._parked)
+        if not heard or waited_for or needed:
             self._over |= bool(self._runs_over) or waited_for
-            if now and (since >= PERIOD or idle or (self._over and since >= QUICK)):
+            if (now or needed) and (since >= PERIOD or idle or (self._over and since >= QUICK)):
                 self.flush()
             elif (self._over or idle) and not self._hurried:
                 self._hurried = True
