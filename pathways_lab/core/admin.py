@@ -33,9 +33,9 @@ from pathways_lab.core.messages import (
     PolicyLate,
     PolicySet,
     QuotaChosen,
+    WindowChosen,
 )
 from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.scheduling.admission import beyond_quota
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.policies import RemotePolicy, validate

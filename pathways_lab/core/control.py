@@ -42,24 +42,30 @@ from pathways_lab.core.memory.uploads import Uploads
 from pathways_lab.core.messages import (
     BufferDeclared,
     BuffersDropped,
+    CancelRequested,
     ClientJoined,
     ClientLeft,
     Command,
     Event,
     FunctionAnnounced,
     GivenUp,
+    HandlePublished,
+    HandleTaken,
+    HandleUnpublished,
     HostJoined,
     HostLost,
     HostReport,
     LeaseEnded,
     LeaseRequested,
     LeaseReturned,
+    PatienceEnded,
     PolicyAnswered,
     PolicyChosen,
     PolicyFailed,
     PolicyLate,
     Prepare,
     ProgramRegistered,
+    ProgramsDropped,
     QuotaChosen,
     Refused,
     Resolved,
@@ -69,8 +75,9 @@ from pathways_lab.core.messages import (
     SliceReleased,
     SliceRequested,
     SlicesLost,
+    UploadLost,
+    WindowChosen,
 )
-from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.elastic import (
     HostDown,
     HostForgotten,
@@ -80,10 +87,6 @@ from pathways_lab.core.messages.elastic import (
     SliceWithdrawn,
     SuspendRequested,
 )
-from pathways_lab.core.messages.programs import ProgramsDropped
-from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken, HandleUnpublished
-from pathways_lab.core.messages.uploads import PatienceEnded, UploadLost
-from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.program.code_gc import Forgetting
 from pathways_lab.core.program.plans import index_plan
 from pathways_lab.core.program.program import SliceId, slice_name

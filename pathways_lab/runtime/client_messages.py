@@ -91,7 +91,7 @@ class Program(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Plain):
-    """See :class:`pathways_lab.core.messages.programs.ProgramsDropped`."""
+    """See :class:`pathways_lab.core.messages.ProgramsDropped`."""
 
     plans: tuple[str, ...]
     functions: tuple[tuple[str, Id], ...]
@@ -145,7 +145,7 @@ class Drop(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Plain):
-    """See :class:`pathways_lab.core.messages.cancelling.CancelRequested`.  id: 0: no answer."""
+    """See :class:`pathways_lab.core.messages.CancelRequested`.  id: 0: no answer."""
 
     runs: tuple[Id, ...]
     buffers: tuple[Id, ...] = ()
@@ -178,7 +178,7 @@ class QuotaFor(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Window(Plain):
-    """See :class:`pathways_lab.core.messages.windows.WindowChosen`."""
+    """See :class:`pathways_lab.core.messages.WindowChosen`."""
 
     id: Number
     seconds: Seconds | None

@@ -36,6 +36,7 @@ from pathways_lab.core.messages import (
     PolicySet,
     Prepare,
     ProgramRegistered,
+    ProgramsForgotten,
     Refused,
     Resolved,
     RunEnded,
@@ -44,10 +45,9 @@ from pathways_lab.core.messages import (
     SliceBound,
     SliceFreed,
     SliceWaiting,
+    Taken,
 )
 from pathways_lab.core.messages.elastic import SliceWithdrawn
-from pathways_lab.core.messages.programs import ProgramsForgotten
-from pathways_lab.core.messages.sharing import Taken
 from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceBinding, locals_of

@@ -19,7 +19,6 @@ from typing import Any, Protocol, TypeVar
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.messages import elastic as em
-from pathways_lab.core.messages.programs import RunWaited
 from pathways_lab.core.program.program import Call, Plan, SliceId, Step
 from pathways_lab.core.scheduling.policies import BuiltIn
 from pathways_lab.core.slices.topology import SliceBinding
@@ -319,7 +318,7 @@ def _run_ended(command: m.RunEnded, time: float, registry: Registry) -> Event:
     )
 
 
-def _run_waited(command: RunWaited, time: float, registry: Registry) -> Event:
+def _run_waited(command: m.RunWaited, time: float, registry: Registry) -> Event:
     args = {"since": command.since, "waited_for": command.waited_for}
     return Event("admitted", time, **_program_of(command.run, registry), args=args)
 
@@ -376,7 +375,7 @@ _COMMANDS: dict[type, Callable[[Any, float, Registry], Event]] = {
     em.HostsLeft: _hosts_left,
     m.Resolved: _resolved,
     m.RunEnded: _run_ended,
-    RunWaited: _run_waited,
+    m.RunWaited: _run_waited,
     m.Leased: _leased,
     m.LeaseEnded: _lease_ended,
     m.PolicySet: policy_told,

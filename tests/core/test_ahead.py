@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import BufferDeclared, FreeBuffers, RunEnded
-from pathways_lab.core.messages.cancelling import CancelRequested
-from pathways_lab.core.messages.uploads import UploadLost
+from pathways_lab.core.messages import (
+    BufferDeclared,
+    CancelRequested,
+    FreeBuffers,
+    RunEnded,
+    UploadLost,
+)
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import told
 

@@ -9,14 +9,15 @@ import pytest
 
 from pathways_lab.core.messages import (
     BuffersDropped,
+    CancelRequested,
     FreeBuffers,
     Grant,
+    HandlePublished,
+    HandleTaken,
     ProgramRegistered,
     SliceReleased,
 )
-from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.rules import Rules

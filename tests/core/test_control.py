@@ -6,11 +6,11 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import (
     AbortRun,
     BufferDeclared,
+    CancelRequested,
     HostReport,
     Prepare,
     ShareProgram,
 )
-from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import BROKEN, told, two_islands

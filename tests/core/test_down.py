@@ -6,6 +6,7 @@ import pytest
 
 from pathways_lab.core.messages import (
     HostLost,
+    PatienceEnded,
     Prepare,
     Refused,
     SliceBound,
@@ -13,7 +14,6 @@ from pathways_lab.core.messages import (
     SliceWaiting,
 )
 from pathways_lab.core.messages.elastic import Compiling, HostDown, HostForgotten, RebindRequested
-from pathways_lab.core.messages.uploads import PatienceEnded
 from pathways_lab.core.program.program import Line
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch

@@ -11,6 +11,8 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.messages import (
     ClientLeft,
     Command,
+    HandlePublished,
+    HandleTaken,
     HostLost,
     HostReport,
     Prepare,
@@ -29,7 +31,6 @@ from pathways_lab.core.messages.elastic import (
     SliceWithdrawn,
     SuspendRequested,
 )
-from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices import migration

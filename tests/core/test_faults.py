@@ -11,6 +11,7 @@ from pathways_lab.core.messages import (
     AbortRun,
     BufferDeclared,
     BuffersDropped,
+    CancelRequested,
     ClientLeft,
     FreeBuffers,
     FunctionAnnounced,
@@ -31,7 +32,6 @@ from pathways_lab.core.messages import (
     SliceRequested,
     SlicesLost,
 )
-from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.elastic import SliceWithdrawn
 from pathways_lab.core.program.lowering import lower
 from pathways_lab.core.scheduling.rules import Rules

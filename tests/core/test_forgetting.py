@@ -6,10 +6,16 @@ import pytest
 
 from pathways_lab.core import checks
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import ClientLeft, HostLost, Prepare, ShareProgram
-from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages import (
+    CancelRequested,
+    ClientLeft,
+    HostLost,
+    Prepare,
+    ProgramsDropped,
+    ProgramsForgotten,
+    ShareProgram,
+)
 from pathways_lab.core.messages.elastic import RebindRequested
-from pathways_lab.core.messages.programs import ProgramsDropped, ProgramsForgotten
 from pathways_lab.core.program.program import Call, Plan
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch

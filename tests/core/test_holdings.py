@@ -10,9 +10,15 @@ import pytest
 from pathways_lab.core.memory import holdings as module
 from pathways_lab.core.memory.holdings import Holding, Holdings, size
 from pathways_lab.core.memory.store import BufferRecord
-from pathways_lab.core.messages import BufferDeclared, ClientJoined, Command, Event
+from pathways_lab.core.messages import (
+    BufferDeclared,
+    ClientJoined,
+    Command,
+    Event,
+    HandlePublished,
+    HandleTaken,
+)
 from pathways_lab.core.messages.elastic import ResumeRequested, SuspendRequested
-from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken
 from pathways_lab.core.program.program import Line
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.sim.world import World

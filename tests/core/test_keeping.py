@@ -16,20 +16,18 @@ from pathways_lab.core.messages import (
     Event,
     FreeBuffers,
     FunctionAnnounced,
-    HostLost,
-    Prepare,
-    QuotaChosen,
-    SliceFreed,
-    SliceReleased,
-)
-from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.programs import ProgramsForgotten
-from pathways_lab.core.messages.sharing import (
     HandlePublished,
     HandleTaken,
     HandleUnpublished,
+    HostLost,
+    Prepare,
+    ProgramsForgotten,
+    QuotaChosen,
+    SliceFreed,
+    SliceReleased,
     SlicesKept,
 )
+from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import BROKEN, told
 

@@ -13,9 +13,9 @@ from pathways_lab.core.messages import (
     ClientLeft,
     FreeBuffers,
     HostReport,
+    PatienceEnded,
     SliceRequested,
 )
-from pathways_lab.core.messages.uploads import PatienceEnded
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script
 from tests.core.stories import told

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathways_lab.core.messages import (
+    CancelRequested,
     FreeBuffers,
     HostReport,
+    RunWaited,
 )
-from pathways_lab.core.messages.cancelling import CancelRequested
-from pathways_lab.core.messages.programs import RunWaited
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch

@@ -103,7 +103,7 @@ def test_a_late_answer_changes_nothing_and_then_the_policy_is_asked_again() -> N
 
 def test_an_answer_about_what_has_changed_meanwhile_is_no_fault() -> None:
     """The named run was cancelled: the policy is asked about the rest."""
-    from pathways_lab.core.messages.cancelling import CancelRequested
+    from pathways_lab.core.messages import CancelRequested
 
     lab = Elsewhere()
     first, second, third = lab.contested()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from pathways_lab.core import messages
 from pathways_lab.core.messages import (
     BuffersDropped,
     ClientLeft,
     Event,
     FreeBuffers,
-    HostLost,
-    Refused,
-    SliceFreed,
-)
-from pathways_lab.core.messages import sharing as messages
-from pathways_lab.core.messages.sharing import (
     HandlePublished,
     HandleTaken,
     HandleUnpublished,
+    HostLost,
+    Refused,
+    SliceFreed,
     Taken,
 )
 from pathways_lab.testing import Script, Sketch

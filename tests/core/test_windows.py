@@ -13,9 +13,9 @@ from pathways_lab.core.messages import (
     ProgramRegistered,
     Refused,
     SliceRequested,
+    WindowChosen,
 )
 from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.program.functions import Functions
 from pathways_lab.core.program.plans import index_plan
 from pathways_lab.core.program.program import Plan

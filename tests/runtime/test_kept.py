@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.messages.programs import ProgramsForgotten
+from pathways_lab.core.messages import ProgramsForgotten
 from pathways_lab.core.program.program import Call, Plan
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.launcher import Launcher

@@ -13,7 +13,7 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.messages.sharing import HandlePublished, Published, SlicesKept
+from pathways_lab.core.messages import HandlePublished, Published, SlicesKept
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.cluster import attach
 from pathways_lab.runtime.processes import kept_labs

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages.cancelling import CancelRequested
-from pathways_lab.core.messages.programs import ProgramsDropped
-from pathways_lab.core.messages.sharing import HandlePublished, Published, Taken, Unpublished
-from pathways_lab.core.messages.uploads import PatienceEnded
+from pathways_lab.core.messages import (
+    CancelRequested,
+    HandlePublished,
+    PatienceEnded,
+    ProgramsDropped,
+    Published,
+    Taken,
+    Unpublished,
+)
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
@@ -203,7 +209,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
 
 
 def _fields(event: m.Event) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in type(event).__slots__}
+    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
 
 
 FOREIGN: list[tuple[str, dict[str, Any]]] = [

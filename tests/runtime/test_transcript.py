@@ -15,11 +15,11 @@ from pathways_lab.core.messages import (
     HostJoined,
     HostLost,
     HostReport,
+    PatienceEnded,
     PolicyChosen,
     PolicySet,
     RunSubmitted,
 )
-from pathways_lab.core.messages.uploads import PatienceEnded
 from pathways_lab.core.scheduling.policies import ProportionalShare
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.runtime.control_plane import transcript

@@ -21,12 +21,16 @@ from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.messages import (
     BuffersDropped,
+    CancelRequested,
     Command,
     Event,
     FunctionAnnounced,
+    HandlePublished,
+    HandleTaken,
     LeaseRequested,
     LeaseReturned,
     ProgramRegistered,
+    ProgramsDropped,
     QuotaChosen,
     Refused,
     Resolved,
@@ -36,10 +40,8 @@ from pathways_lab.core.messages import (
     SliceReleased,
     SliceRequested,
     SliceWaiting,
+    Taken,
 )
-from pathways_lab.core.messages.cancelling import CancelRequested
-from pathways_lab.core.messages.programs import ProgramsDropped
-from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken, Taken
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.lowering import lower
 from pathways_lab.core.program.program import Call, Plan, Program, Signature, SliceId, Value, When

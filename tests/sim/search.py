@@ -35,8 +35,14 @@ from typing import Any
 
 from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.core.errors import InvalidTransition
-from pathways_lab.core.messages import ClientJoined, Command, Event, PolicyChosen
-from pathways_lab.core.messages.sharing import HandleTaken, HandleUnpublished
+from pathways_lab.core.messages import (
+    ClientJoined,
+    Command,
+    Event,
+    HandleTaken,
+    HandleUnpublished,
+    PolicyChosen,
+)
 from pathways_lab.core.scheduling.policies import Policy, RemotePolicy
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.sim.parts import made_of

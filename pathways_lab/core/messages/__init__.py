@@ -17,12 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.base import Commanded, Happened, ToClient, ToHosts, Wished
 from pathways_lab.core.messages.elastic import ElasticCommand, ElasticEvent
-from pathways_lab.core.messages.programs import ProgramsDropped, ProgramsForgotten, RunWaited
-from pathways_lab.core.messages.sharing import SharingCommand, SharingEvent
-from pathways_lab.core.messages.uploads import UploadEvent
-from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.program.program import NO_LINE, Line, Plan, SliceId
 from pathways_lab.core.scheduling.policies import (
     PlaceView,
@@ -42,7 +38,7 @@ Run = int
 
 
 @dataclass(frozen=True, slots=True)
-class HostJoined:
+class HostJoined(Happened):
     """A device process is connected and owns *devices* devices.
 
     block: the shape in which they are wired (1 to 3 dimensions, () for a row);
@@ -50,8 +46,6 @@ class HostJoined:
     memory: bytes per device that may be used.
     """
 
-    time: float
-    cause: str
     host: str
     island: str
     devices: int
@@ -61,92 +55,67 @@ class HostJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class HostLost:
-    time: float
-    cause: str
+class HostLost(Happened):
     host: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class SlicesLost:
+class SlicesLost(Happened):
     """The hosts of these slices live, but cannot compute together there any more.
 
     host: says so, of slices of which it has something; "": the control plane does.
     """
 
-    time: float
-    cause: str
     slices: tuple[SliceId, ...]
     reason: str
     host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class ClientJoined:
+class ClientJoined(Wished):
     """number: the high 32 bits of its ids (0: of no particular ones).  owner: decides for all."""
 
-    time: float
-    cause: str
-    client: str
     number: int = 0
     owner: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class ClientLeft:
-    time: float
-    cause: str
-    client: str
+class ClientLeft(Wished):
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class SliceRequested:
+class SliceRequested(Wished):
     """wait: in line, while what keeps it from being met can end."""
 
-    time: float
-    cause: str
-    client: str
     slice: SliceId
     request: SliceRequest
     wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class SliceReleased:
-    time: float
-    cause: str
-    client: str
+class SliceReleased(Wished):
     slice: SliceId
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionAnnounced:
+class FunctionAnnounced(Wished):
     """A compiled function was registered for *slice*; its hosts compile it now."""
 
-    time: float
-    cause: str
-    client: str
     function: str
     slice: SliceId
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramRegistered:
-    time: float
-    cause: str
-    client: str
+class ProgramRegistered(Wished):
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
-class BufferDeclared:
+class BufferDeclared(Wished):
     """A client uploads *nbytes* per device of *slice*; ahead: counted from a first reader on."""
 
-    time: float
-    cause: str
-    client: str
     buffer: Buffer
     slice: SliceId
     nbytes: int
@@ -156,13 +125,10 @@ class BufferDeclared:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSubmitted:
+class RunSubmitted(Wished):
     """inputs: per plan input a buffer, or None for an argument in the message.  outputs: the
     buffers that the plan's outputs become, chosen by the client.  data: see :mod:`.tags`."""
 
-    time: float
-    cause: str
-    client: str
     run: Run
     plan: str
     inputs: tuple[Buffer | None, ...]
@@ -172,15 +138,12 @@ class RunSubmitted:
 
 
 @dataclass(frozen=True, slots=True)
-class BuffersDropped:
-    time: float
-    cause: str
-    client: str
+class BuffersDropped(Wished):
     buffers: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HostReport:
+class HostReport(Happened):
     """Everything that one host has to say since its last report.
 
     ended: ``(run, first step, device seconds of each)`` of steps that ended here one after
@@ -194,8 +157,6 @@ class HostReport:
     decided: ``(run, step, case)`` of steps whose values decide, as it has read them.
     """
 
-    time: float
-    cause: str
     host: str
     ended: tuple[tuple[Run, int, tuple[float, ...]], ...] = ()
     failed: tuple[tuple[Run, int, Failure], ...] = ()
@@ -207,60 +168,48 @@ class HostReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChosen:
+class PolicyChosen(Wished):
     """A client chooses whose gangs go first, for everybody.
 
     A policy of a user's own is tried elsewhere before, and comes as a
     RemotePolicy.  request: the client's number for it, which comes back.
     """
 
-    time: float
-    cause: str
-    client: str
     policy: Policy | RemotePolicy
     request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyAnswered:
+class PolicyAnswered(Happened):
     """The remote policy of number *policy* has chosen *run*, or which of the islands."""
 
-    time: float
-    cause: str
     policy: int
     question: int
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyLate:
+class PolicyLate(Happened):
     """The remote policy has not answered yet, and nobody shall wait longer."""
 
-    time: float
-    cause: str
     policy: int
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyFailed:
+class PolicyFailed(Happened):
     """The remote policy raised, never answered, or is gone."""
 
-    time: float
-    cause: str
     policy: int
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaChosen:
+class QuotaChosen(Wished):
     """An owner limits what a client may have; whom "": those without a limit of their own.
 
     devices, nbytes: see :class:`pathways_lab.core.memory.quotas.Quota`.
     """
 
-    time: float
-    cause: str
-    client: str
     whom: str
     devices: int | None = None
     nbytes: int | None = None
@@ -268,7 +217,7 @@ class QuotaChosen:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRequested:
+class LeaseRequested(Wished):
     """A client wants an island for itself.
 
     order: False where its hosts shall be free to launch in orders of their
@@ -276,9 +225,6 @@ class LeaseRequested:
     patience: seconds after which a cycle of waits there is ended.
     """
 
-    time: float
-    cause: str
-    client: str
     island: str
     order: bool = True
     patience: float = 3.0
@@ -286,16 +232,13 @@ class LeaseRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseReturned:
-    time: float
-    cause: str
-    client: str
+class LeaseReturned(Wished):
     island: str
     request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUp(Happened):
     """Gangs and runs whose results are worthless for this reason; on devices they still end.
 
     gangs: ``(run, step)`` of those that wait for each other for ever, launched without order;
@@ -303,19 +246,106 @@ class GivenUp:
     runs: those that everybody waits for, and that shall fail as an owner has said.
     """
 
-    time: float
-    cause: str
     failure: Failure
     gangs: tuple[tuple[Run, int], ...] = ()
     runs: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HandlePublished(Wished):
+    """A client gives buffers that it has a name under which others may take them, all together.
+
+    about: words for takers, never looked into.  keep: they stay when the client leaves.
+    to: the one client that may take them, once; "": anybody may.
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    about: bytes = b""
+    request: int = 0
+    keep: bool = False
+    to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandleUnpublished(Wished):
+    """A client takes a name back: its own, or as an owner that of a client that has left."""
+
+    name: str
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandleTaken(Wished):
+    """A client takes what is published.  buffers: its own numbers for its references."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested(Wished):
+    """A client does not want runs of its own, or values that runs of its own make, any more.
+
+    runs: whole ones.  buffers: single results; what reads them ends as well.
+    steps: by run, those of some of the calls that travel in it as one; what reads what they
+        make ends as well, and the other calls go on.
+    request: the client's number for the question; 0: it waits for no answer.  Numbers of the
+        Answer are the fates of the named runs that are not over.  ``cancelled``: how many end
+        before anything of them has begun.  ``begun``: how many end after what has its place.
+        ``going``: how many go on, all that was meant having its place already, or with results
+        that somebody wants.
+    """
+
+    runs: tuple[int, ...]
+    buffers: tuple[int, ...] = ()
+    request: int = 0
+    steps: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramsDropped(Wished):
+    """A client will submit no more runs of these plans, unless it registers them again.
+
+    functions: ``(function, slice)`` that none of its other plans calls.
+    """
+
+    plans: tuple[str, ...]
+    functions: tuple[tuple[str, SliceId], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UploadLost(Wished):
+    """The bytes of a declared buffer of this client will never come, and why."""
+
+    buffer: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class PatienceEnded(Happened):
+    """It is so late (``Control.due``) that bytes which nobody has declared are given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowChosen(Wished):
+    """An owner says how many seconds of work may be ahead on any device; None: asks only.
+
+    request: the client's number for it, which comes back with Answer and the ``seconds`` in force.
+    """
+
+    seconds: float | None = None
+    request: int = 0
 
 
 Event = (
     HostJoined | HostLost | SlicesLost | ClientJoined | ClientLeft | SliceRequested |
     SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
     CancelRequested | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
-    PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GivenUp | SharingEvent |
-    ElasticEvent | UploadEvent | ProgramsDropped | WindowChosen
+    PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GivenUp |
+    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadLost | PatienceEnded |
+    ProgramsDropped | WindowChosen
 )  # fmt: skip
 
 
@@ -323,20 +353,16 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class SliceBound:
+class SliceBound(ToClient):
     """Tell the client and the slice's hosts where the slice lives."""
 
-    cause: str
-    client: str
     binding: SliceBinding
 
 
 @dataclass(frozen=True, slots=True)
-class SliceWaiting:
+class SliceWaiting(ToClient):
     """The request has this place (from 1) in the line of all that wait for devices, and why."""
 
-    cause: str
-    client: str
     slice: SliceId
     place: int
     waiting: int
@@ -344,45 +370,37 @@ class SliceWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceFreed:
+class SliceFreed(ToHosts):
     """Hosts forget the slice with its executables and lane."""
 
-    cause: str
-    hosts: tuple[str, ...]
     slice: SliceId
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(ToClient):
     """A request without a number of its own cannot be met.  subject: ``"slice 3"``, ``"run 7"``."""
 
-    cause: str
-    client: str
     subject: str
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(ToHosts):
     """Hosts compile *function* for *slice* in the background."""
 
-    cause: str
-    hosts: tuple[str, ...]
     function: str
     slice: SliceId
 
 
 @dataclass(frozen=True, slots=True)
-class ShareProgram:
+class ShareProgram(ToHosts):
     """Send the plan to hosts that do not have it yet, before the first grant."""
 
-    cause: str
-    hosts: tuple[str, ...]
     plan: str
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Commanded):
     """One window of one run for one host: steps ``first <= i < last``.
 
     The host launches those of them that involve it, in order, after everything
@@ -396,7 +414,6 @@ class Grant:
     skipped: a decision was against it: none of it is launched, nor reported.
     """
 
-    cause: str
     host: str
     run: Run
     plan: str
@@ -412,71 +429,60 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeBuffers:
+class FreeBuffers(ToHosts):
     """Hosts forget these buffers (dropped by their owner, or of a dead one)."""
 
-    cause: str
-    hosts: tuple[str, ...]
     buffers: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AbortRun:
+class AbortRun(ToHosts):
     """The run ends early: hosts forget its values and wait for nothing of it.
 
     Gangs that were granted and not launched are still launched in their places
     (other hosts may have entered them), missing inputs being zeros.
     """
 
-    cause: str
-    hosts: tuple[str, ...]
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(ToClient):
     """Buffers of a client got their value, or never will (failure).
 
     A buffer that got its value may be lost later: then it comes again, failed.
     """
 
-    cause: str
-    client: str
     buffers: tuple[Buffer, ...]
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(ToClient):
     """The run is ``"finished"``, ``"failed"`` or ``"cancelled"`` on all hosts; comes once."""
 
-    cause: str
-    client: str
     run: Run
     outcome: str
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class AskPolicy:
+class AskPolicy(Commanded):
     """Ask the remote policy; the core goes on meanwhile, and hears PolicyAnswered."""
 
-    cause: str
     policy: int
     question: int
     view: PolicyView | PlaceView
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySet:
+class PolicySet(ToClient):
     """The policy in force, and who chose it ("": nobody).
 
     client: who asked for one (request: see PolicyChosen), or whose was removed.
     failure: why theirs is not in force (any more).
     """
 
-    cause: str
-    client: str
     policy: Policy | RemotePolicy
     owner: str
     failure: Failure | None = None
@@ -489,27 +495,91 @@ class PolicySet:
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class Leased(ToClient):
     """The island is the client's alone until it is returned or the client leaves."""
 
-    cause: str
-    client: str
     island: str
     order: bool = True
     patience: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEnded:
+class LeaseEnded(ToClient):
     """The island is everybody's again."""
 
-    cause: str
-    client: str
     island: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published(ToClient):
+    """Anybody may take what has this name now.  kept: it stays when the client leaves."""
+
+    name: str
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Given(ToClient):
+    """One client, *to*, may take *stored*, each on one of *slices*."""
+
+    name: str
+    to: str
+    stored: tuple[Buffer, ...]
+    slices: tuple[SliceId, ...]
+    about: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished(ToClient):
+    """Nobody can take it by this name any more.  client: who had published it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken(ToClient):
+    """The client may read *stored*, each on one of *slices*; *buffers* are its own numbers."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    stored: tuple[Buffer, ...]
+    slices: tuple[SliceId, ...]
+    about: bytes
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramsForgotten(ToHosts):
+    """Hosts forget plans, and functions with what was compiled: no run needs them."""
+
+    plans: tuple[str, ...]
+    functions: tuple[tuple[str, SliceId], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunWaited(Commanded):
+    """A run is admitted after it was ready, and this is why not at once.
+
+    since: when it had everything else (seconds).
+    waited_for: ``"memory"`` (of devices, or of its client's quota) or ``"turn"`` (the policy
+        preferred others).
+    """
+
+    run: int
+    since: float
+    waited_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesKept(ToClient):
+    """These stay for the next client of this name; None: nothing is kept for it any more."""
+
+    slices: tuple[SliceId, ...] | None
 
 
 Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
     FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | Leased |
-    LeaseEnded | SharingCommand | ElasticCommand | ProgramsForgotten | RunWaited
+    LeaseEnded | Published | Given | SlicesKept | Unpublished | Taken | ElasticCommand |
+    ProgramsForgotten | RunWaited
 )  # fmt: skip

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages.base import Commanded, Happened, ToClient, ToHosts, Wished
 from pathways_lab.core.program.program import Line, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
 
@@ -23,47 +24,38 @@ from pathways_lab.core.slices.topology import SliceBinding
 
 
 @dataclass(frozen=True, slots=True)
-class RebindRequested:
+class RebindRequested(Wished):
     """A client wants other devices behind a slice that has lost its own.
 
     island: where; None means wherever there is room, best where it was.
     """
 
-    time: float
-    cause: str
-    client: str
     slice: SliceId
     island: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class SuspendRequested:
+class SuspendRequested(Wished):
     """The slices of client *whose* shall leave their devices.
 
     request: the asking client's number for it, which comes back with Answer.
     """
 
-    time: float
-    cause: str
-    client: str
     whose: str
     request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeRequested:
+class ResumeRequested(Wished):
     """They shall have devices again, on *island* if one is named, and go on."""
 
-    time: float
-    cause: str
-    client: str
     whose: str
     island: str | None = None
     request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class HostsLeaving:
+class HostsLeaving(Happened):
     """These hosts will be taken away as soon as what is admitted there has ended.
 
     client: who wants it, and hears of it by Answer; None: nobody asks, for
@@ -71,8 +63,6 @@ class HostsLeaving:
     anyway: also when there are slices on them, which are then lost.
     """
 
-    time: float
-    cause: str
     hosts: tuple[str, ...]
     reason: str
     client: str | None = None
@@ -90,7 +80,7 @@ class Compiling:
 
 
 @dataclass(frozen=True, slots=True)
-class HostDown:
+class HostDown(Happened):
     """The worker of a host says that the device process has ended.
 
     until: when another one should have joined; 0: the worker starts no other one by itself.
@@ -100,8 +90,6 @@ class HostDown:
     remedy: what helps where no other one is started; empty: an owner restarts it.
     """
 
-    time: float
-    cause: str
     host: str
     island: str
     reason: str
@@ -112,11 +100,9 @@ class HostDown:
 
 
 @dataclass(frozen=True, slots=True)
-class HostForgotten:
+class HostForgotten(Happened):
     """The worker of a host that is down has gone too: no device process is to be expected."""
 
-    time: float
-    cause: str
     host: str
 
 
@@ -124,62 +110,51 @@ class HostForgotten:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceWithdrawn:
+class SliceWithdrawn(ToHosts):
     """Hosts forget a lost slice.  Its code and programs stay: it may be bound again."""
 
-    cause: str
-    hosts: tuple[str, ...]
     slice: SliceId
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
+class Park(ToHosts):
     """Hosts take what lies on the slice's devices into their own memory, and report it parked."""
 
-    cause: str
-    hosts: tuple[str, ...]
     slice: SliceId
 
 
 @dataclass(frozen=True, slots=True)
-class SliceSuspended:
+class SliceSuspended(Commanded):
     """The slice holds no devices; what lay on them is in its hosts' own memory."""
 
-    cause: str
     slice: SliceId
 
 
 @dataclass(frozen=True, slots=True)
-class SliceMoved:
+class SliceMoved(ToHosts):
     """A suspended slice has devices again.
 
     hosts: where its values are parked: they send them to the hosts of *binding*,
         and report the slice moved.  (): on the same devices as before.
     """
 
-    cause: str
-    hosts: tuple[str, ...]
     binding: SliceBinding
 
 
 @dataclass(frozen=True, slots=True)
-class HostsLeft:
+class HostsLeft(ToHosts):
     """Nothing runs on these hosts any more: they hand over what clients wait for, and end."""
 
-    cause: str
-    hosts: tuple[str, ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(ToClient):
     """The request of a client under this number is done, or not (failure).
 
     lines: what it was done to, in words.  numbers: what was asked for, by name.
     """
 
-    cause: str
-    client: str
     request: int
     lines: tuple[str, ...] = ()
     failure: Failure | None = None

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.checks import ClientRecord
-from pathways_lab.core.messages.programs import ProgramsDropped, ProgramsForgotten
+from pathways_lab.core.messages import ProgramsDropped, ProgramsForgotten
 from pathways_lab.core.program.functions import FunctionKey
 from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.state import State

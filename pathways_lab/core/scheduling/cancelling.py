@@ -17,8 +17,7 @@ Paper: section 4.6 (ownership).
 from __future__ import annotations
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import Refused
-from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages import CancelRequested, Refused
 from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.core.program.program import Call, SliceId, slice_name
 from pathways_lab.core.scheduling.outcomes import Outcomes

@@ -23,8 +23,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.liveness import Profile, profile, thrifty_profile
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.memory.uploads import Uploads
-from pathways_lab.core.messages import Grant, RunSubmitted, ShareProgram
-from pathways_lab.core.messages.programs import RunWaited
+from pathways_lab.core.messages import Grant, RunSubmitted, RunWaited, ShareProgram
 from pathways_lab.core.program.functions import FunctionKey
 from pathways_lab.core.program.plans import PlanIndex, Window
 from pathways_lab.core.program.program import SliceId

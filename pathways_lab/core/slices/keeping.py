@@ -29,15 +29,15 @@ from typing import Any
 from pathways_lab.core.checks import ClientRecord, refusal
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
-from pathways_lab.core.messages import ClientLeft
-from pathways_lab.core.messages.elastic import Answer
-from pathways_lab.core.messages.programs import ProgramsForgotten
-from pathways_lab.core.messages.sharing import (
+from pathways_lab.core.messages import (
+    ClientLeft,
     HandlePublished,
     HandleTaken,
     HandleUnpublished,
+    ProgramsForgotten,
     SlicesKept,
 )
+from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.core.state import State

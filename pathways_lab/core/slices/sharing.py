@@ -27,12 +27,12 @@ from collections.abc import Iterable
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.memory.uploads import Uploads
-from pathways_lab.core.messages import Resolved
-from pathways_lab.core.messages.sharing import (
+from pathways_lab.core.messages import (
     Given,
     HandlePublished,
     HandleTaken,
     Published,
+    Resolved,
     Taken,
     Unpublished,
 )

@@ -29,7 +29,6 @@ from pathways_lab.core.memory.accounts import Account
 from pathways_lab.core.memory.holdings import Holdings
 from pathways_lab.core.memory.quotas import Quota
 from pathways_lab.core.messages import elastic as em
-from pathways_lab.core.messages.uploads import PatienceEnded
 from pathways_lab.core.scheduling.unordered_launch import Races
 from pathways_lab.runtime import client_messages as said
 from pathways_lab.runtime import host_messages as told
@@ -404,7 +403,7 @@ class Rim:
         if self.failed:
             return
         if self._core.due <= now:
-            self.happened(PatienceEnded(now, "clock"))
+            self.happened(m.PatienceEnded(now, "clock"))
         if self.registry.programs:
             self.heard = now  # idle from its end, and not since it was submitted
         self.races.settle(now)

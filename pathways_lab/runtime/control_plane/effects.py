@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.messages import elastic as em
-from pathways_lab.core.messages.programs import ProgramsForgotten
-from pathways_lab.core.messages.sharing import Given, Published, SlicesKept, Taken, Unpublished
 from pathways_lab.core.scheduling.unordered_launch import Races
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.control_plane.directory import Registry
@@ -174,7 +172,7 @@ class Commands:
                 self._in_turn(hosts, "prepare", fields, [blob])
             case m.ShareProgram(hosts=hosts, plan=plan):
                 self._in_turn(hosts, "program", self._program(plan, hosts))
-            case ProgramsForgotten(hosts=hosts, plans=plans, functions=functions):
+            case m.ProgramsForgotten(hosts=hosts, plans=plans, functions=functions):
                 self._in_turn(hosts, "forget", {"plans": plans, "functions": functions})
                 self._registry.forget_programs(plans, functions)
                 self._diary.moved()
@@ -189,20 +187,20 @@ class Commands:
             case m.LeaseEnded(island=island):
                 del self._registry.leases[island]
                 self._registry.disorder.pop(island, None)
-            case Given(client=client, name=name, to=to):
+            case m.Given(client=client, name=name, to=to):
                 fields = {"name": name, "client": client, **self._to_read(to, command)}
                 self._tell.client(to, "given", fields, [command.about])
-            case Published(client=client, name=name, kept=kept):
+            case m.Published(client=client, name=name, kept=kept):
                 self._registry.published[name] = client
                 (self._registry.kept.add if kept else self._registry.kept.discard)(name)
                 self._tell.topology()
-            case SlicesKept(client=client, slices=slices):
+            case m.SlicesKept(client=client, slices=slices):
                 self._registry.seat(client, slices)
-            case Unpublished(name=name):
+            case m.Unpublished(name=name):
                 self._registry.published.pop(name, None)
                 self._registry.kept.discard(name)
                 self._tell.topology()
-            case Taken():
+            case m.Taken():
                 self._taken(command)
             case m.AskPolicy():
                 self._policies.ask(command)
@@ -254,11 +252,11 @@ class Commands:
             if client.number in numbers:
                 self._tell.client(client.name, "slice-bound", fields)
 
-    def _taken(self, taken: Taken) -> None:
+    def _taken(self, taken: m.Taken) -> None:
         fields = self._to_read(taken.client, taken)
         self._tell.answer(taken.client, taken.request, None, fields, [taken.about])
 
-    def _to_read(self, client: str, taken: Taken | Given) -> dict[str, Any]:
+    def _to_read(self, client: str, taken: m.Taken | m.Given) -> dict[str, Any]:
         """A client reads from hosts by itself, and shows them that it may."""
         number = self._registry.clients[client].number
         places = dict.fromkeys(taken.slices)

@@ -17,11 +17,6 @@ from typing import Any
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import elastic as em
-from pathways_lab.core.messages.cancelling import CancelRequested
-from pathways_lab.core.messages.programs import ProgramsDropped
-from pathways_lab.core.messages.sharing import HandlePublished, HandleTaken, HandleUnpublished
-from pathways_lab.core.messages.uploads import UploadLost
-from pathways_lab.core.messages.windows import WindowChosen
 from pathways_lab.core.program.bundles import APART
 from pathways_lab.core.program.program import Call
 from pathways_lab.core.program.wellformed import Types, check_values, wrong_leaves
@@ -199,7 +194,7 @@ def _forget(letter: _Letter) -> m.Event:
     for key in message.plans:
         if key in plans and plans[key][0] != letter.client.name:
             raise Rejected(f"program {key[:64]}", "the program belongs to another client")
-    return ProgramsDropped(*letter.by, message.plans, message.functions)
+    return m.ProgramsDropped(*letter.by, message.plans, message.functions)
 
 
 def _submit(letter: _Letter) -> m.Event:
@@ -248,7 +243,7 @@ def _declare(letter: _Letter) -> m.Event:
 
 def _lose_upload(letter: _Letter) -> m.Event:
     own(letter.client, [letter.said.buffer], "buffer")
-    return UploadLost(*letter.by, letter.said.buffer, letter.said.failure)
+    return m.UploadLost(*letter.by, letter.said.buffer, letter.said.failure)
 
 
 def _drop(letter: _Letter) -> m.Event:
@@ -260,7 +255,7 @@ def _cancel(letter: _Letter) -> m.Event:
     message: said.Cancel = letter.said
     own(letter.client, (*message.runs, *(run for run, _ in message.steps)), "run")
     own(letter.client, message.buffers, "buffer")
-    return CancelRequested(*letter.by, message.runs, message.buffers, message.id, message.steps)
+    return m.CancelRequested(*letter.by, message.runs, message.buffers, message.id, message.steps)
 
 
 def _policy(letter: _Letter) -> m.Event:
@@ -281,7 +276,7 @@ def _quota(letter: _Letter) -> m.Event:
 
 def _window(letter: _Letter) -> m.Event:
     message: said.Window = letter.said
-    return WindowChosen(*letter.by, message.seconds, message.id)
+    return m.WindowChosen(*letter.by, message.seconds, message.id)
 
 
 def _lease(letter: _Letter) -> m.Event:
@@ -341,18 +336,18 @@ def _publish(letter: _Letter) -> m.Event:
     keep, to = message.keep, message.to
     if keep and to:
         raise Rejected("name", "what is given to one client cannot be kept: it ends when taken")
-    return HandlePublished(*letter.by, name, message.buffers, about, message.id, keep, to)
+    return m.HandlePublished(*letter.by, name, message.buffers, about, message.id, keep, to)
 
 
 def _unpublish(letter: _Letter) -> m.Event:
-    return HandleUnpublished(*letter.by, _name(letter.said.name), letter.said.id)
+    return m.HandleUnpublished(*letter.by, _name(letter.said.name), letter.said.id)
 
 
 def _take(letter: _Letter) -> m.Event:
     message: said.Take = letter.said
     name = _name(message.name)
     use(letter.client, buffer=message.buffers)
-    return HandleTaken(*letter.by, name, message.buffers, message.id)
+    return m.HandleTaken(*letter.by, name, message.buffers, message.id)
 
 
 _HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {
