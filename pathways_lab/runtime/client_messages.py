@@ -46,6 +46,13 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Question(Plain):
+    """A message that is answered under this number."""
+
+    id: Number
+
+
+@dataclass(frozen=True, slots=True)
 class Slice(Plain):
     """See :class:`pathways_lab.core.messages.SliceRequested`."""
 
@@ -167,36 +174,32 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaFor(Plain):
+class QuotaFor(Question):
     """See :class:`pathways_lab.core.messages.QuotaChosen`."""
 
-    id: Number
     whom: str
     devices: Count | None
     nbytes: Size | None
 
 
 @dataclass(frozen=True, slots=True)
-class Window(Plain):
+class Window(Question):
     """See :class:`pathways_lab.core.messages.WindowChosen`."""
 
-    id: Number
     seconds: Seconds | None
 
 
 @dataclass(frozen=True, slots=True)
-class Lease(Plain):
+class Lease(Question):
     """See :class:`pathways_lab.core.messages.LeaseRequested`."""
 
-    id: Number
     island: str
     order: bool
     patience: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class ReturnLease(Plain):
-    id: Number
+class ReturnLease(Question):
     island: str
 
 
@@ -216,54 +219,47 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpublish(Plain):
-    id: Number
+class Unpublish(Question):
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Take(Plain):
+class Take(Question):
     """buffers: the client's own numbers for its references."""
 
-    id: Number
     name: str
     buffers: tuple[Id, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Named(Plain):
+class Named(Question):
     """How many buffers are published under a name?"""
 
-    id: Number
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Donation(Plain):
+class Donation(Question):
     """Which of these may not be donated, and why?"""
 
-    id: Number
     buffers: tuple[Id, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Suspend(Plain):
-    id: Number
+class Suspend(Question):
     whose: str
 
 
 @dataclass(frozen=True, slots=True)
-class Resume(Plain):
-    id: Number
+class Resume(Question):
     whose: str
     island: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Leave(Plain):
+class Leave(Question):
     """The hosts of an island are to be taken away.  anyway: with the slices on them."""
 
-    id: Number
     island: str
     anyway: bool
 
@@ -281,41 +277,35 @@ class Topology(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Wonder(Plain):
+class Wonder(Question):
     """Which gangs were launched so many seconds ago, and have not ended?"""
 
-    id: Number
     seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Watchdog(Plain):
+class Watchdog(Question):
     """Set the watchdog; without *told*: ask for the setting in force."""
 
-    id: Number
     told: Annotated[OnStuck, PACKED] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Accounts(Plain):
+class Accounts(Question):
     """Ask for the use of every client."""
-
-    id: Number
 
 
 @dataclass(frozen=True, slots=True)
-class Memory(Plain):
+class Memory(Question):
     """Ask for the values on devices.  most: so many of them, the largest."""
 
-    id: Number
     most: Annotated[int, Within(1, MOST)] = MOST
 
 
 @dataclass(frozen=True, slots=True)
-class Restart(Plain):
+class Restart(Question):
     """An island, or one host, shall have new device processes."""
 
-    id: Number
     name: str
 
 

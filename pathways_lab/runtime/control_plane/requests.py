@@ -11,7 +11,7 @@ only after all checks of the message have passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pathways_lab.core import messages as m
@@ -108,14 +108,19 @@ def _slice(letter: _Letter) -> m.Event:
     return m.SliceRequested(*letter.by, message.slice, request, message.wait)
 
 
-def _release(letter: _Letter) -> m.Event:
-    own(letter.client, [letter.said.slice], "slice")
-    return m.SliceReleased(*letter.by, letter.said.slice)
+def _same(event: Callable[..., m.Event], **owned: str) -> Callable[[_Letter], m.Event]:
+    """Makes an event with the fields of its message.  owned: of which things they are ids."""
 
+    def made(letter: _Letter) -> m.Event:
+        message = letter.said
+        values = {each.name: getattr(message, each.name) for each in fields(message)}
+        for name, what in owned.items():
+            own(letter.client, [values[name]], what)
+        if "id" in values:
+            values["request"] = values.pop("id")
+        return event(*letter.by, **values)
 
-def _rebind(letter: _Letter) -> m.Event:
-    own(letter.client, [letter.said.slice], "slice")
-    return em.RebindRequested(*letter.by, letter.said.slice, letter.said.island)
+    return made
 
 
 def _function(letter: _Letter) -> m.Event:
@@ -241,11 +246,6 @@ def _declare(letter: _Letter) -> m.Event:
     )  # fmt: skip
 
 
-def _lose_upload(letter: _Letter) -> m.Event:
-    own(letter.client, [letter.said.buffer], "buffer")
-    return m.UploadLost(*letter.by, letter.said.buffer, letter.said.failure)
-
-
 def _drop(letter: _Letter) -> m.Event:
     own(letter.client, letter.said.buffers, "buffer")
     return m.BuffersDropped(*letter.by, letter.said.buffers)
@@ -272,28 +272,6 @@ def _quota(letter: _Letter) -> m.Event:
     return m.QuotaChosen(
         *letter.by, message.whom, message.devices, message.nbytes, request=message.id
     )
-
-
-def _window(letter: _Letter) -> m.Event:
-    message: said.Window = letter.said
-    return m.WindowChosen(*letter.by, message.seconds, message.id)
-
-
-def _lease(letter: _Letter) -> m.Event:
-    message: said.Lease = letter.said
-    return m.LeaseRequested(*letter.by, message.island, message.order, message.patience, message.id)
-
-
-def _return_lease(letter: _Letter) -> m.Event:
-    return m.LeaseReturned(*letter.by, letter.said.island, letter.said.id)
-
-
-def _suspend(letter: _Letter) -> m.Event:
-    return em.SuspendRequested(*letter.by, letter.said.whose, letter.said.id)
-
-
-def _resume(letter: _Letter) -> m.Event:
-    return em.ResumeRequested(*letter.by, letter.said.whose, letter.said.island, letter.said.id)
 
 
 def _leave(letter: _Letter) -> m.Event:
@@ -352,25 +330,25 @@ def _take(letter: _Letter) -> m.Event:
 
 _HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {
     said.Slice: _slice,
-    said.ReleaseSlice: _release,
-    said.Rebind: _rebind,
+    said.ReleaseSlice: _same(m.SliceReleased, slice="slice"),
+    said.Rebind: _same(em.RebindRequested, slice="slice"),
     said.Function: _function,
     said.Program: _program,
     said.Forget: _forget,
     said.Submit: _submit,
     said.Declare: _declare,
-    said.LoseUpload: _lose_upload,
+    said.LoseUpload: _same(m.UploadLost, buffer="buffer"),
     said.Drop: _drop,
     said.Cancel: _cancel,
     said.Policy: _policy,
     said.QuotaFor: _quota,
-    said.Window: _window,
-    said.Lease: _lease,
-    said.ReturnLease: _return_lease,
+    said.Window: _same(m.WindowChosen),
+    said.Lease: _same(m.LeaseRequested),
+    said.ReturnLease: _same(m.LeaseReturned),
     said.Publish: _publish,
     said.Unpublish: _unpublish,
     said.Take: _take,
-    said.Suspend: _suspend,
-    said.Resume: _resume,
+    said.Suspend: _same(em.SuspendRequested),
+    said.Resume: _same(em.ResumeRequested),
     said.Leave: _leave,
 }
