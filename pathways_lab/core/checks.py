@@ -19,7 +19,7 @@ from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
-from pathways_lab.core.messages import PolicyChosen, Refused, RunSubmitted
+from pathways_lab.core.messages import Refused, RunSubmitted
 from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.core.program.legality import check_plan
 from pathways_lab.core.program.plans import PlanIndex
@@ -74,7 +74,7 @@ def refusal(event: Any, subject: str, why: str | Failure) -> Refused | Answer:
     subject: what it is about, for requests without a number.
     """
     failure = Failure("refused", f"{subject}: {why}") if isinstance(why, str) else why
-    request = 0 if isinstance(event, PolicyChosen) else getattr(event, "request", 0)
+    request = getattr(event, "request", 0)
     if type(request) is int and request:
         return Answer(event.cause, event.client, request, (), failure)
     return Refused(event.cause, event.client, subject, failure)

@@ -162,10 +162,7 @@ class Cancel(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One that comes with the lab, or code of an owner's own, which goes by *name*.
-
-    id: the client's own count of the policies that it has set.
-    """
+    """One that comes with the lab, or code of an owner's own, which goes by *name*."""
 
     parcels: ClassVar[tuple[int, int]] = 0, 1
     id: Number

@@ -505,7 +505,8 @@ def test_everybody_is_told_of_a_change_and_of_why(lab: Lab) -> None:
     told = [client.of("policy")[-1] for client in lab.clients]
     assert told[0] == told[1]
     assert unpack(ProportionalShare, told[0]["policy"]) == ProportionalShare({"a": 2.0})
-    assert (told[0]["owner"], told[0]["client"], told[0]["request"]) == ("kernel-1", "kernel-1", 4)
+    assert (told[0]["owner"], told[0]["client"]) == ("kernel-1", "kernel-1")
+    assert lab.clients[0].of("answered")[-1] == {"id": 4, "failure": None}
     set_policy(lab, RemotePolicy("Mine", 1))
     told = [client.of("policy")[-1] for client in lab.clients]
     assert (told[1]["policy"], told[1]["name"], told[1]["owner"]) == (None, "Mine", "kernel-1")
@@ -520,9 +521,9 @@ def test_everybody_is_told_of_a_change_and_of_why(lab: Lab) -> None:
 
 def test_an_answer_that_changes_nothing_goes_to_who_asked(lab: Lab) -> None:
     lab.rim.policy_refused("kernel-2", 8, Failure("policy", "it loops"))
-    (told,) = lab.clients[1].of("policy")
-    assert (told["name"], told["owner"], told["request"]) == ("FIFO", "", 8)
-    assert not lab.clients[0].of("policy")
+    (told,) = lab.clients[1].of("answered")
+    assert (told["id"], unpack(Failure, told["failure"]).message) == (8, "it loops")
+    assert not any(client.of("policy") for client in lab.clients)
 
 
 def test_code_of_a_clients_own_is_tried_and_not_looked_into(lab: Lab) -> None:

@@ -24,7 +24,7 @@ def test_who_was_invited_decides_for_nobody_else(lab: Lab) -> None:
     lab.rim.client_joined(guest, peer)
     rejected = lab.rim.rejected
     lab.rim.from_client("guest", "policy", {"id": 1, "name": "Mine"}, [memoryview(b"x")], 1)
-    failure = unpack(Failure, peer.of("refused")[0]["failure"])
+    failure = unpack(Failure, peer.of("answered")[0]["failure"])
     assert "only its owners set policies" in failure.message
     assert not lab.asked
     assert lab.rim.rejected == rejected + 1

@@ -27,7 +27,6 @@ from pathways_lab.client.lab.tags import Tag
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.connection import Connection
 from pathways_lab.client.session.session import Session
-from pathways_lab.client.session.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.scheduling.policies import BuiltIn, Policy, name_of, validate
 from pathways_lab.transport.codec import pack, unpack
@@ -52,18 +51,6 @@ class OthersPolicy:
         return f"<policy {self.name}, set by {self.client}>"
 
 
-class _Request(Pending):
-    """A policy on its way.  number: of the request.  code: whether it is of the user's own."""
-
-    __slots__ = ("code", "number", "policy")
-
-    def __init__(self, number: int, policy: Any) -> None:
-        super().__init__()
-        self.number = number
-        self.policy = policy
-        self.code = type(policy) not in get_args(BuiltIn)
-
-
 class Policies:
     """The policy in force, as this client knows it.
 
@@ -74,8 +61,7 @@ class Policies:
         self._connection = connection
         self._print_later = print_later
         self._setting = threading.Lock()
-        self._request: _Request | None = None
-        self._requests = 0
+        self._chosen: Any = None
         self._own: Any = None
         self._note: Note | None = None
         connection.on_policy = self._heard
@@ -96,58 +82,33 @@ class Policies:
         wrong = _wrong(policy)
         if wrong is not None:
             raise PathwaysError(wrong)
+        code, name = type(policy) not in get_args(BuiltIn), name_of(policy)
+        fields = {"name": name} if code else {"policy": pack(policy)}
+        buffers = [_pickled(policy)] if code else []
         with self._setting:
-            self._requests += 1
-            request = _Request(self._requests, policy)
-            fields: dict[str, Any] = {"id": request.number}
-            buffers = []
-            if request.code:
-                fields["name"] = name_of(policy)
-                buffers.append(_pickled(policy))
-            else:
-                fields["policy"] = pack(policy)
-            self._request = request
+            self._chosen = policy
+            ask = self._connection.questions.ask
             try:
-                self._connection.send("policy", fields, buffers)
-                self._connection.board.wait(
-                    lambda: request.done or self._connection.closed is not None,
-                    _SECONDS,
-                    f"setting policy {name_of(policy)}",
-                )
-            finally:
-                self._request = None
-        failure = request.failure or self._connection.closed
-        if failure is not None:
-            raise PathwaysError(failure)
-        if request.code and hooks.open_notes is not None:
+                ask("policy", fields, _SECONDS, buffers, f"setting policy {name}")
+            except PathwaysError as error:
+                raise PathwaysError(_with_text(error.failure)) from None
+        if code and hooks.open_notes is not None:
             self._note = hooks.open_notes()
 
     # --- in the reactor's thread -------------------------------------------------------
 
     def _heard(self, op: str, fields: dict[str, Any]) -> None:
-        request = self._request
         if op == "policy-printed":
             self._tell(fields["text"])
-        elif op == "refused":
-            if request is not None:
-                self._settle(request, unpack(Failure, fields["failure"]))
-        else:
-            packed = fields["failure"]
-            failure = None if packed is None else _with_text(unpack(Failure, packed))
-            ours = fields["client"] == self._connection.name
-            if ours and request is not None and fields["request"] == request.number:
-                if failure is None and request.code:
-                    self._own = request.policy
-                self._told = fields
-                self._settle(request, failure)
-                return
-            self._told = fields
-            if ours and failure is not None:
-                what = f"{failure.message}; the policy was removed, and FIFO goes on"
-                self._tell(dataclasses.replace(failure, message=what))
-
-    def _settle(self, request: _Request, failure: Failure | None) -> None:
-        self._connection.board.settle((request,), failure)
+            return
+        packed, ours = fields["failure"], fields["client"] == self._connection.name
+        if ours and packed is None:
+            self._own = self._chosen
+        self._told = fields
+        if ours and packed is not None:
+            failure = _with_text(unpack(Failure, packed))
+            what = f"{failure.message}; the policy was removed, and FIFO goes on"
+            self._tell(dataclasses.replace(failure, message=what))
 
     def _tell(self, what: str | Failure) -> None:
         if self._note is not None:

@@ -482,8 +482,6 @@ class Connection:
         elif kind == "buffer":
             if (buffer := self._buffers.get(identity)) is not None:
                 self.board.settle((buffer,), failure)
-        elif kind == "policy":
-            self.on_policy("refused", fields)
         elif kind == "slice":
             self.questions.refused(identity, failure)
         # Anything else (a function, a program) fails the runs that need it.

@@ -290,7 +290,7 @@ class Rim:
 
     def _refuse(self, client: str, message: Any, subject: str, failure: Failure) -> None:
         number = getattr(message, "id", 0)
-        if number and not isinstance(message, said.Policy):
+        if number:
             self.peers.answer(client, number, failure)
         else:
             self.peers.refuse(client, subject, failure)

@@ -269,21 +269,17 @@ class Commands:
         }
 
     def policy_set(self, told: m.PolicySet) -> None:
-        """Everybody hears of a change, who asked of any answer."""
+        """Everybody hears of a change, and who asked is answered."""
         registry = self._registry
         self._policies.keep(told.policy)
         changed = (registry.policy, registry.policy_owner) != (told.policy, told.owner)
         registry.policy, registry.policy_owner = told.policy, told.owner
-        fields = {
-            **registry.policy_in_force(),
-            "client": told.client,
-            "request": told.request,
-            "failure": pack(told.failure) if told.failure else None,
-        }
         if changed:
+            why = pack(told.failure) if told.failure else None
+            fields = {**registry.policy_in_force(), "client": told.client, "failure": why}
             self._tell.every_client("policy", fields)
-        else:
-            self._tell.client(told.client, "policy", fields)
+        if told.request:
+            self._tell.answer(told.client, told.request, told.failure)
 
 
 def _resolved(command: m.Resolved) -> list[Any]:
