@@ -9,8 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from pathways_lab.core import messages
 
 ROOT = Path(__file__).resolve().parent.parent / "pathways_lab"
 MOST = 5
@@ -86,6 +89,8 @@ def crossed(known: list[ast.ClassDef]) -> list[str]:
     return found
 
 
+MESSAGES = 62
+"""Events and commands of the core: it only becomes less, as what asks shares one answer."""
 CLASSES = classes(ROOT)
 
 
@@ -95,6 +100,10 @@ def test_constructors_take_few_collaborators():
 
 def test_no_function_waits_for_an_attribute():
     assert crossed(CLASSES) == []
+
+
+def test_the_core_has_few_messages():
+    assert len(get_args(messages.Event)) + len(get_args(messages.Command)) == MESSAGES
 
 
 def planted(tmp_path: Path, source: str) -> list[ast.ClassDef]:

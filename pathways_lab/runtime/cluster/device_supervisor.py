@@ -154,9 +154,7 @@ class DeviceProcess:
         self._folder = folder
         self._on_change = on_change
         self._module = module
-        # NPROC is read when the JAX client is made.
-        processors = configuration["devices"] or os.cpu_count() or 1
-        self._environment = {"NPROC": str(processors), **heaps(), **(environment or {})}
+        self._environment = {**heaps(), **(environment or {})}
         self._closing = threading.Event()
         self._revived = threading.Event()
         self._settled = threading.Event()
