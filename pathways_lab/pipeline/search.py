@@ -50,7 +50,7 @@ from pathways_lab.sim import replay
 from pathways_lab.sim.replay import UNCHANGED, Seen, Where
 from pathways_lab.timeline.flow import flow_of
 from pathways_lab.timeline.log import Recording
-from pathways_lab.timeline.text_table import TextTable
+from pathways_lab.timeline.text_table import Tabled, TextTable
 
 RUNS = 2
 """Measured runs of a way from which others are predicted, after the one that compiles it."""
@@ -103,7 +103,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Search:
+class Search(Tabled):
     """Ways to run a step, the measured ones first; prints as a table.
 
     default: the way of the step that was given.  unseen: ways for which there was no time.
@@ -149,12 +149,6 @@ class Search:
         said = f"{shown} ways, and {out} refused, too large for the memory or like another"
         said += f", {self.unseen} without time" * bool(self.unseen)
         return f"best: {self.winner.way}, {faster}; {said}"
-
-    def __repr__(self) -> str:
-        return repr(self._table())
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
 
 
 def _ms(seconds: float | None) -> str:

@@ -38,7 +38,7 @@ from pathways_lab.timeline.flow import Flow, Flows, flow_of
 from pathways_lab.timeline.log import Recording, Timeline
 from pathways_lab.timeline.planned import Planned
 from pathways_lab.timeline.records import ENDS, Event, Record, Span, own
-from pathways_lab.timeline.text_table import TextTable
+from pathways_lab.timeline.text_table import Tabled, TextTable
 
 Program = tuple[tuple[str, tuple[int, ...]], ...]
 """The steps of a program: names of functions, "" for transfers, and the steps that each follows."""
@@ -115,7 +115,7 @@ def program_of(flow: Flow) -> Program:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WhatIf:
+class WhatIf(Tabled):
     """A run with something changed; prints as a table of where its time goes, before and then.
 
     about: the change in words.  measured: the run as it was.
@@ -191,12 +191,6 @@ class WhatIf:
                 f" {statistics.median(known):.1%} in the middle and {max(known):.1%} at worst"
             )
         return said
-
-    def __repr__(self) -> str:
-        return repr(self._table())
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
 
 
 @failures.at_caller()

@@ -27,7 +27,7 @@ from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import ENDS, Event, Record, Span, own
-from pathways_lab.timeline.text_table import TextTable
+from pathways_lab.timeline.text_table import Tabled, TextTable
 from pathways_lab.timeline.waits import (
     CAUSES,
     DISPATCH,
@@ -179,7 +179,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Planned:
+class Planned(Tabled):
     """A run on an ideal machine, and as it was; ``print`` says where the time of its devices went.
 
     planned, actual: seconds that the run takes on an ideal machine, and took.
@@ -243,12 +243,6 @@ class Planned:
             f" {len(self.devices)} devices, {1e3 * self.planned:,.1f} ms on an ideal machine"
         )
         return TextTable(rows, ("cause", "share", "device ms", "mostly"), "<>><", caption)
-
-    def __repr__(self) -> str:
-        return repr(self._table())
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
 
 
 def _busy(device: Device) -> float:

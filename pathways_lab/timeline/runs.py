@@ -18,7 +18,7 @@ from typing import Any, overload
 from pathways_lab.timeline.export.frame import made_of
 from pathways_lab.timeline.packed import Granted, Item, Packed, Row
 from pathways_lab.timeline.records import ENDS, Event, Span, own
-from pathways_lab.timeline.text_table import TextTable
+from pathways_lab.timeline.text_table import Tabled, TextTable
 
 SHOWN = 40
 """Rows of the table as text: the newest."""
@@ -61,7 +61,7 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
 
 
-class Runs(Sequence[RunTimes]):
+class Runs(Sequence[RunTimes], Tabled):
     """Runs in the order of their submission.  ``print(runs)``, ``runs.to_dataframe()``."""
 
     def __init__(self, rows: Iterable[RunTimes]) -> None:
@@ -109,12 +109,6 @@ class Runs(Sequence[RunTimes]):
             for row in self._rows[-SHOWN:]
         ]  # fmt: skip
         return [(*heads, "outcome"), *body]
-
-    def __repr__(self) -> str:
-        return repr(self._table())
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
 
     def _table(self) -> TextTable:
         more = len(self._rows) - SHOWN

@@ -73,3 +73,18 @@ class TextTable:
         # A wide table is scrolled: a caption in its middle would be out of sight.
         said = f'<caption style="text-align:left">{html.escape(self.caption)}</caption>'
         return f"<table>{said if self.caption else ''}{''.join(rows)}</table>"
+
+
+class Tabled:
+    """Shows itself as its table."""
+
+    __slots__ = ()
+
+    def _table(self) -> TextTable:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return repr(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()

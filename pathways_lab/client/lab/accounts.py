@@ -17,7 +17,7 @@ from typing import Any
 
 from pathways_lab.core.memory.accounts import Account
 from pathways_lab.core.memory.quotas import Quota
-from pathways_lab.timeline.text_table import TextTable
+from pathways_lab.timeline.text_table import Tabled, TextTable
 from pathways_lab.transport.codec import unpack
 
 _HEADS = (
@@ -33,7 +33,7 @@ _HEADS = (
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Accounts:
+class Accounts(Tabled):
     """The use of each client since the lab began (:class:`Account`), and its quota.
 
     An Account has ``gangs``, ``device_seconds`` (seconds times devices),
@@ -66,12 +66,6 @@ class Accounts:
         ranked = sorted(self.clients.items(), key=lambda row: -row[1].device_seconds)
         rows = [_row(name or "(earlier ones)", used, self.quotas[name]) for name, used in ranked]
         return [*rows, _row("total", self.total, Quota())]
-
-    def __repr__(self) -> str:
-        return repr(self._table())
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
 
     def _table(self) -> TextTable:
         return TextTable(self.rows(), _HEADS, "<>")
