@@ -398,7 +398,8 @@ class Waits:
         for earlier in self._busy.get(gang.host, ()):
             if earlier.devices != gang.devices and set(earlier.devices) & set(gang.devices):
                 for since, end in zip(earlier.start, earlier.end, strict=True):
-                    yield ORDER, float(since), float(end)
+                    # Hosts launch in order: it was in the way also while it waited itself.
+                    yield ORDER, min(float(since), begun), float(end)
 
 
 def marks(
