@@ -7,6 +7,7 @@ request for one is remembered.  Pages of one server share what they have loaded.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -268,16 +269,6 @@ class Page:
         )
         return values
 
-    def now(self, view: int = 0) -> float:
-        """End of the time axis, as the page has it."""
-        return float(
-            self.page.evaluate(
-                "n => document.querySelectorAll('.pathways-lab')[n].pathwaysDocument"
-                ".get_model_by_name('time').end",
-                view,
-            )
-        )
-
     def wait_for_source(self, name: str, least: int, timeout: float = 60.0) -> None:
         """Until a layer of a live figure has so many marks."""
         self.page.wait_for_function(
@@ -358,6 +349,38 @@ class Page:
         )
         return value
 
+    def legible(self) -> tuple[float, bool]:
+        """The contrast of a saved picture's title, as the page paints it, and whether its ground
+        is dark."""
+        picture = self.page.locator('.jp-OutputArea-output img[src^="data:image/svg"]').first
+        picture.scroll_into_view_if_needed()
+        shot = base64.b64encode(picture.screenshot()).decode()
+        contrast, ground = self.page.evaluate(
+            """async (shot) => {
+              const image = new Image();
+              image.src = `data:image/png;base64,${shot}`;
+              await image.decode();
+              const canvas = new OffscreenCanvas(image.width, image.height);
+              const pen = canvas.getContext("2d");
+              pen.drawImage(image, 0, 0);
+              const linear = (c) =>
+                (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+              const light = (x, y, w, h) => {
+                const { data } = pen.getImageData(x, y, w, h), out = [];
+                for (let at = 0; at < data.length; at += 4)
+                  out.push(0.2126 * linear(data[at]) + 0.7152 * linear(data[at + 1]) +
+                           0.0722 * linear(data[at + 2]));
+                return out;
+              };
+              const [ground] = light(2, 2, 1, 1);
+              const seen = light(4, 4, 60, 24).map(
+                (one) => (Math.max(one, ground) + 0.05) / (Math.min(one, ground) + 0.05));
+              return [Math.max(...seen), ground];
+            }""",
+            shot,
+        )
+        return float(contrast), float(ground) < 0.2
+
     def ink(self) -> tuple[int, int, int]:
         """The colour (red, green, blue) that a live figure writes with on the page's ground."""
         text = self.page.evaluate(
@@ -431,17 +454,17 @@ def newest(page: Page, view: int = 0) -> float:
 
 
 def grows(page: Page, seconds: float = 60.0, view: int = 0) -> None:
-    """Wait until time goes on and newer bars come.  Old ones are merged: their number stays."""
+    """Wait until newer bars come.  Old ones are merged: their number stays."""
     page.page.wait_for_function(
         "n => !!document.querySelectorAll('.pathways-lab')[n].pathwaysDocument"
         ".get_model_by_name('queues-bars')",
         arg=view,
         timeout=1000 * seconds,
     )
-    start, bar = page.now(view), newest(page, view)
+    bar = newest(page, view)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(0.2)
-        if page.now(view) - start > 0.3 and newest(page, view) > bar:
+        if newest(page, view) > bar + 0.3:
             return
-    raise AssertionError(f"the view stands still at {start:.2f} s with bars until {bar:.2f} s")
+    raise AssertionError(f"the view stands still with bars until {bar:.2f} s")

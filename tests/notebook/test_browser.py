@@ -8,6 +8,7 @@ outside this machine.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebook.jupyter import Lab, Page, chromium, grows, wait_for_picture
+from tests.notebook.jupyter import Lab, Page, chromium, grows, newest, wait_for_picture
 from tests.runtime.processes import until
 
 pytestmark = [
@@ -130,6 +131,10 @@ def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab:
     # output does not reach it: the picture is left in the notebook all the same.
     page.run_cell(2)
     page.wait_for_picture()
+    for theme in ("Dark", "Light"):  # a saved picture brings its own ground, as dark as the page
+        page.command("apputils:change-theme", theme=f"JupyterLab {theme}")
+        until(lambda: page.legible()[1] == (theme == "Dark"))  # noqa: B023
+        assert page.legible()[0] >= 7.0
 
     def left() -> bool:
         page.command("docmanager:save")
@@ -218,14 +223,14 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     page.show("hold.ipynb", noted + feed(), COMPILES, STUCK, command="notebook:run-cell")
     grows(page)
     page.page.click(".pathways-lab-button:has-text('pause')")
-    held = page.now()
+    held = newest(page)
     note = page.page.locator(".pathways-lab >> text=/noted at [0-9]/").first
     text = note.inner_text()
     page.page.wait_for_timeout(1000)
-    assert page.now() == held
+    assert newest(page) == held
     assert note.inner_text() == text
     page.page.click(".pathways-lab-button:has-text('follow')")
-    until(lambda: page.now() > held + 0.9)
+    until(lambda: newest(page) > held + 0.9)
     text = note.inner_text()
     until(lambda: note.inner_text() != text)  # what is said above a figure moves with it
     page.run_cell(1)
@@ -278,7 +283,6 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
     assert page.source("order-chosen", "left") != [], "the newest gang"
 
     page.seek(1.5)
-    assert page.now() == pytest.approx(1.5, abs=0.01)
     then = list(zip(page.source("queues-bars", "alpha"), page.source("queues-bars", "count"),
                     page.source("queues-bars", "right"), strict=True))  # fmt: skip
     assert max(right for _, _, right in then) <= 1.5
@@ -304,6 +308,36 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
     page.run_cell(1)
     assert sum(count for alpha, count, _ in then if alpha == 1) == int(page.output(1))
     assert page.console == []
+
+
+def test_run_all_shows_the_view_that_has_begun_unless_somebody_scrolls(page: Page) -> None:
+    filler = "\n".join(f"# line {n}" for n in range(70))
+    wait = """
+import os
+end = time.monotonic() + 120
+while time.monotonic() < end and not os.path.exists("{}"):
+    time.sleep(0.05)
+"""
+    cells = [feed(), filler + wait.format("scrolled"), "view", filler + wait.format("looked")]
+    page.show("all.ipynb", *cells)
+    sight = """() => {
+      const { top, height } = document.querySelector('.pathways-lab').getBoundingClientRect();
+      return height > 200 && top >= 0 && top < innerHeight / 2;
+    }"""
+    page.page.wait_for_function(sight)
+    box = page.page.locator(".jp-WindowedPanel-outer").bounding_box()
+    assert box is not None
+    page.page.mouse.move(box["x"] + 200, box["y"] + 200)
+    page.page.mouse.wheel(0, 700)
+    page.page.wait_for_function(f"() => !({sight})()")
+    where = "() => document.querySelector('.jp-WindowedPanel-outer').scrollTop"
+    page.page.wait_for_timeout(500)
+    left = page.page.evaluate(where)
+    (page.lab.work / "scrolled").touch()
+    until(lambda: page.busy(3))
+    page.page.wait_for_timeout(2000)
+    assert page.page.evaluate(where) == left, "who looks elsewhere is left there"
+    (page.lab.work / "looked").touch()
 
 
 WIDER = """
@@ -362,7 +396,7 @@ def test_the_tab_key_stops_at_what_has_a_name_and_nowhere_else(moving: Page) -> 
     grows(page)
     page.page.focus(".pathways-lab")
     stops = []
-    for _ in range(5):
+    for _ in range(7):
         page.page.keyboard.press("Tab")
         stops.append(
             page.page.evaluate(
@@ -370,7 +404,8 @@ def test_the_tab_key_stops_at_what_has_a_name_and_nowhere_else(moving: Page) -> 
                 " return here.getAttribute('aria-label') ?? here.textContent; }"
             )
         )
-    assert stops == ["cancel", "clear", "text", "pause", "moment of the record, in seconds"]
+    assert stops == ["cancel", "clear", "text", "save", "last 20 s", "pause",
+                     "moment of the record, in seconds"]  # fmt: skip
 
 
 def test_it_follows_the_theme(moving: Page, tmp_path: Path) -> None:
@@ -463,6 +498,78 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
     page.page.focus(".pathways-lab")
     page.page.keyboard.press("u")
     page.page.wait_for_function(rows, arg=2)
+    assert page.console == []
+
+
+SHOWN = """() => {
+  const d = document.querySelector('.pathways-lab').pathwaysDocument;
+  const { start, end } = d.get_model_by_name('time');
+  const { left } = d.get_model_by_name('queues-bars').data;
+  return [start, end, left[0]];
+}"""
+NAMED = """() => document.querySelector('.pathways-lab').pathwaysDocument
+  .get_model_by_name('queues-words').data.text.filter(Boolean).length"""
+TAB = """() => {
+  window.told = [];
+  const tab = { closed: false, postMessage: (what, where) => {
+    window.told.push(where);
+    const event = new MessageEvent('message', { data: 'PONG' });
+    Object.defineProperty(event, 'source', { value: tab });
+    if (what === 'PING') dispatchEvent(event);
+    else window.sent = [what.perfetto.title, what.perfetto.buffer.byteLength];
+  } };
+  window.open = (address) => { window.told.push(address); return tab; };
+}"""
+"""In place of a tab of Perfetto: one that answers as its pages say that they do."""
+
+
+def test_two_steps_stand_still_and_all_of_them_are_saved(moving: Page, tmp_path: Path) -> None:
+    page = moving
+    page.page.set_viewport_size({"width": 1280, "height": 1100})
+    grows(page)
+    start, end, first = page.page.evaluate(SHOWN)
+    assert 1.0 < end - start < 1.6, "two steps of 0.65 s"
+    until(lambda: page.page.evaluate(SHOWN)[0] > start)
+    start, end, _ = page.page.evaluate(SHOWN)
+    page.page.wait_for_timeout(150)
+    assert page.page.evaluate(SHOWN)[:2] in (
+        [start, end],
+        [pytest.approx(start + 0.65, abs=0.1), pytest.approx(end + 0.65, abs=0.1)],
+    )
+    assert first < start, "older bars are there, beside the window"
+    page.page.focus(".pathways-lab")
+    page.page.keyboard.press("-")
+    page.page.keyboard.press("-")
+    few = page.page.evaluate(NAMED)
+    for _ in range(4):
+        page.page.keyboard.press("+")
+    page.page.wait_for_function(f"n => ({NAMED})() > n", arg=few)  # words are those that fit
+    page.page.keyboard.press("w")
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    page.page.wait_for_function(f"() => {{ const [a, b] = ({SHOWN})(); return b - a > 3; }}")
+    page.page.click(".pathways-lab-button:has-text('steps')")
+    page.page.wait_for_function(f"() => {{ const [a, b] = ({SHOWN})(); return b - a < 2; }}")
+    painted = page.page.evaluate(
+        """() => {
+          const canvas = document.querySelector('.pathways-lab-overview');
+          const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+          return data.filter((_, at) => at % 4 === 3 && data[at]).length;
+        }"""
+    )
+    assert painted > 1000
+    with page.page.expect_download() as download:
+        page.page.click(".pathways-lab-button:has-text('save')")
+    download.value.save_as(tmp_path / "train.json.gz")
+    assert download.value.suggested_filename == "train.json.gz"
+    trace = json.loads(gzip.decompress((tmp_path / "train.json.gz").read_bytes()))
+    names = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "gang"]
+    assert names.count("bwd0") >= 4 * 4, "all that was, and not what is shown"
+    page.page.evaluate(TAB)
+    page.page.click(".pathways-lab-button:has-text('open in Perfetto')")
+    page.page.wait_for_function("() => window.sent")
+    assert set(page.page.evaluate("() => window.told")) == {"https://ui.perfetto.dev"}
+    size = (tmp_path / "train.json.gz").stat().st_size
+    assert page.page.evaluate("() => window.sent") == ["train.json.gz", size]
     assert page.console == []
 
 

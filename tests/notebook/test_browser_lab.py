@@ -90,7 +90,7 @@ def changes(look: Callable[[], Any], times: int, seconds: float = 60.0) -> None:
 def follows(frame: Any) -> None:
     """A page of the lab in *frame* (or browser page) draws, and its time goes on."""
     frame.wait_for_function(f"() => !!{PICTURE}?.get_model_by_name('time')", timeout=60_000)
-    changes(lambda: frame.evaluate(f"() => {PICTURE}.get_model_by_name('time').end"), 3)
+    changes(lambda: frame.inner_text(".pathways-lab-moment"), 3)
 
 
 def test_panel_and_pages_move_while_the_kernel_is_busy(

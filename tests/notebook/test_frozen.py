@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
-from pathways_lab.notebook.scene.palette import HUES, INK, Palette, contrast
+from pathways_lab.notebook.scene.palette import DARK, HUES, LIGHT, Palette, contrast
 from pathways_lab.notebook.scene.plot import LEFT, RIGHT, WIDTH, moments, nice
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.view.frozen import LIMIT, freeze
@@ -158,9 +158,9 @@ def test_names_of_nodes_are_legible_whatever_their_state_and_ground() -> None:
         scene.add([record for record in training(1) if arrival(record) <= moment], moment)
         for layer in PANELS["graph"](scene, moment).layers:
             shown = layer.columns.get("alpha", ())
-            for ground, alpha in product(("#ffffff", "#111111"), shown):
+            for (ground, ink), alpha in product((LIGHT, DARK), shown):
                 fills = (mixed(ground, hue, alpha) for hue in HUES)
-                assert alpha == 1 or min(contrast(INK, fill) for fill in fills) > 2.8
+                assert alpha == 1 or min(contrast(ink, fill) for fill in fills) > 4.5
             assert not layer.hatch or layer.hatch_alpha <= 0.3, "a name is written over it"
 
 
@@ -185,12 +185,24 @@ def test_the_text_form_is_a_table_of_devices() -> None:
 
 
 def test_untrusted_and_scriptless() -> None:
-    """Nothing but an image: no script, style or link that a front end would strip."""
+    """Nothing but an image: no script or link, and no style outside of it, that a front end would
+    strip."""
     data, _ = frozen(training(1), 1.0)
     assert set(data) == {"text/html", "text/plain"}
     assert re.fullmatch(r'<img alt="[^"]*" src="data:[^"]*" style="[^"]*">', data["text/html"])
     tags = {element.tag.removeprefix(SVG) for element in svg_of(data).iter()}
-    assert tags <= {"svg", "title", "desc", "metadata", "defs", "pattern", "path", "text"}
+    assert tags <= {
+        "svg",
+        "title",
+        "desc",
+        "metadata",
+        "defs",
+        "pattern",
+        "path",
+        "text",
+        "style",
+        "rect",
+    }
 
 
 def test_failed_gangs_are_hatched_and_counted() -> None:

@@ -14,6 +14,7 @@ from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.scene.plot import FRAME, wide
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Record, Span
 from tests.notebook.synthetic import Cluster, arrival, training
 
@@ -176,12 +177,15 @@ def test_causes_of_waiting_have_their_names_where_there_is_room() -> None:
     words = next(dict(each.columns) for each in plot.layers if each.name == "queues-causes")
     assert words["text"].count("earlier computation") == 2
     for x, text in zip(words["x"], words["text"], strict=True):
+        if not text:
+            continue
         of = (marks["kind"] == WAITS.index(text)) & (marks["left"] <= x) & (x <= marks["right"])
         wide_enough = (marks["right"] - marks["left"]) * FRAME > wide(text)
         assert (of & wide_enough).any(), "it would lie on its neighbours"
     many = scene_of(training(1, islands=20), 1.0)
     layers = PANELS["queues"](many, 1.0).layers
-    assert next(list(each.columns["text"]) for each in layers if each.name == "queues-causes") == []
+    none = next(list(each.columns["text"]) for each in layers if each.name == "queues-causes")
+    assert not any(none)
 
 
 def test_the_sums_of_a_stretch_are_those_of_its_records() -> None:
@@ -216,3 +220,41 @@ def test_the_sums_of_a_stretch_are_those_of_its_records() -> None:
     assert told["waited"].startswith(f"{100 * waited / (16 * (end - start)):.0f} %: ")
     shown.do("choose", None)
     assert shown.look(END)[1].chosen == ()
+
+
+@pytest.mark.parametrize("chunk", [500, 1 << 30])
+def test_where_islands_share_rows_the_worst_hosts_have_their_own_on_top(chunk: int) -> None:
+    """Live, and of a saved picture, which knows the machine."""
+    records = training(3, islands=2, hosts=70, devices=2)
+    slow = {"island1/host7": 0.03, "island1/host5": 0.02, "island1/host6": 0.021,
+            "island1/host9": 0.04}  # fmt: skip
+    for host, by in slow.items():
+        records = late(records, host, by)
+    machine = scene_of(records[:200]).machine
+    scene = Scene(0.0, 20.0, machine=machine)
+    for first in range(0, len(records), chunk):
+        part = records[first : first + chunk]
+        scene.add(part, arrival(part[-1]))
+    assert names(scene) == ["s0 ×140", "host6 ×2", "host7 ×2", "host9 ×2", "s1 ×134"]
+    spans = [r for r in records if isinstance(r, Span)]
+    assert int(bars(scene)["count"].sum()) == sum(len(r.devices) for r in spans)
+
+
+def test_the_price_of_a_computation_does_not_grow_with_the_hosts_of_its_slice() -> None:
+    """Of each slice the first host tells what the others do: counted, and not timed."""
+    looked = []
+    for hosts in (100, 200):
+        scene = scene_of(Cluster(islands=1, hosts=hosts, devices=4).records, 0.0)
+        alike, seen = scene.alike, [0]
+
+        class Counted(dict[Any, Any]):
+            def __setitem__(self, key: Any, value: Any, seen: list[int] = seen) -> None:
+                seen[0] += 1
+                super().__setitem__(key, value)
+
+        alike.of = Counted()
+        for host in range(hosts):
+            lanes = tuple(Lane("island0", f"island0/host{host}", n) for n in range(4))
+            alike.computed(0, lanes, scene.machine)
+        looked.append(seen[0])
+    assert looked == [400, 800]

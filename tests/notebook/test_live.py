@@ -251,7 +251,10 @@ def test_the_axis_of_a_replay_ends_with_the_last_that_happened() -> None:
     begun = {r.start for r in records if isinstance(r, Span) and r.kind == "gang"}
     axis = pytest.approx((0.0, last), abs=0.2)
     assert all(plot.x == axis for plot in shown if plot.time)
-    assert {bar.start for bar in drawn.picture.scene.drawn} >= {min(begun), max(begun)}
+    assert {bar.start for bar in drawn.picture.scene.computed.bars.items} >= {
+        min(begun),
+        max(begun),
+    }
     assert header.actions == ()
     drawn.picture.outcome = ""
     assert drawn.picture.look(now[0])[1].state == "idle"

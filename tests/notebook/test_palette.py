@@ -9,8 +9,10 @@ import pytest
 
 from pathways_lab.notebook.scene.palette import (
     BETWEEN,
+    DARK,
     HUES,
     INK,
+    LIGHT,
     OTHERS,
     PAINTS,
     Palette,
@@ -70,9 +72,9 @@ def test_a_name_tells_the_role(name: str, role: str | None) -> None:
 
 def test_text_can_be_read_on_every_paint_and_ink_on_both_grounds() -> None:
     assert min(contrast(ink_on(paint), paint) for paint in PAINTS) >= 4.0
-    assert contrast(INK, "#ffffff") >= 4.5
-    assert contrast(INK, "#111111") >= 4.0
-    for ground in ("#ffffff", "#111111"):
+    for ground, ink in (LIGHT, DARK):
+        assert contrast(ink, ground) >= 7.0
+        assert contrast(INK, ground) >= 4.0
         assert min(contrast(hue, ground) for hue in (*HUES, BETWEEN)) >= 3.0
 
 

@@ -233,12 +233,12 @@ def test_records_that_arrive_late_leave_nothing_open() -> None:
 
 def test_labels_stand_only_on_bars_that_hold_them() -> None:
     plot = panel("queues", scene_at(training(3), HALF), HALF)
-    words = column(plot, "queues-words", "text")
-    assert set(words) == {"bwd0", "bwd1"}, "at 0.95 s a forward pass is 29 pixels wide"
+    words = set(column(plot, "queues-words", "text"))
+    assert words - {""} == {"bwd0", "bwd1"}, "at 0.95 s a forward pass is 29 pixels wide"
     early = panel("queues", scene_at(training(3), 0.5), 0.5)
     assert {"fwd0", "fwd1"} <= set(column(early, "queues-words", "text"))
     late = panel("queues", scene_at(training(60), 20.0), 20.0)
-    assert column(late, "queues-words", "text") == []
+    assert not any(column(late, "queues-words", "text"))
 
 
 def test_more_devices_than_rows_share_rows_by_host() -> None:

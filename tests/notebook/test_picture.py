@@ -355,7 +355,7 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     assert at == sorted(at), "panels from top to bottom"
     painter.do("seek", 0.5)
     screen.wait_for(lambda m: (m.get("header") or {}).get("at") == 0.5)
-    painter.text()
+    painter.answer("text")
     text = screen.wait_for(lambda m: m.get("text"))
     assert text.startswith("train: 2 islands, 8 devices") or "16 devices" in text
     screen.wait_for(lambda _: screen.stills)

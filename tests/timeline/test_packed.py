@@ -79,11 +79,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
     # What a device did for other runs is told row by row, and not gang by gang: see below.
     shown = [name for name in PANELS if name not in ("utilisation", "planned")]
     return {
-        "busy": [
-            rounded(part)
-            for busy in (scene.by_device, scene.by_program)
-            for part in busy.shares(now)
-        ],
+        "busy": [rounded(part) for part in scene.by_device.shares(now)],
         **{plot.name: rounded(said(plot)) for plot in plots(tuple(shown), scene, now)},
     }
 

@@ -287,7 +287,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         """A live view of the timeline; of a lab that is gone, a static picture of all of it.
 
         panels: names; none means islands, order, queues and utilisation.
-        options: title, window (it looks back so many seconds), origin (not further than that);
+        options: title, window (it looks back so many seconds; without it the last two steps of a
+            program that repeats, or 20 seconds), origin (not further than that);
             of a lab that is gone ``replay=True``: live, with scrubber, zoom and clicks.
         """
         if hooks.open_view is None:

@@ -71,7 +71,7 @@ class Model {
   send(message) {
     if (message.type === "snapshot") this.since = 0; // a message was lost, or none has come
     if (message.type !== "action") return;
-    if (message.name !== "text" && !this.view) {
+    if (!["save", "text"].includes(message.name) && !this.view) {
       this.view = crypto.getRandomValues(new Uint32Array(2)).join("");
       this.since = 0;
     }

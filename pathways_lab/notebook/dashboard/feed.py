@@ -17,6 +17,7 @@ from typing import Any
 
 from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
 from pathways_lab.notebook.scene.picture import Picture, Wanted
+from pathways_lab.notebook.view.answers import ANSWERED, answer
 from pathways_lab.notebook.view.stream import Message, Stream
 from pathways_lab.timeline.log import Timeline
 
@@ -32,7 +33,7 @@ FIRST = 10_000
 
 def begun(timeline: Timeline) -> Present:
     """The present, for all feeds."""
-    return newest(timeline, WINDOW, FIRST, LATE)
+    return newest(timeline, WINDOW, FIRST, LATE, stepwise=True)
 
 
 class Feed:
@@ -43,7 +44,7 @@ class Feed:
 
     def __init__(self, present: Present, panels: tuple[str, ...], first: int) -> None:
         timeline = present.timeline
-        self.picture = Picture(timeline, Wanted(panels, window=WINDOW), present)
+        self.picture = Picture(timeline, Wanted(panels, window=WINDOW, stepwise=True), present)
         self._stream = Stream(*self.picture.look(timeline.clock()))
         self._stream.seq = first
         self._messages: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
@@ -60,10 +61,10 @@ class Feed:
             self._messages.append((self._stream.seq, framed(message)))
 
     def do(self, name: str, value: float | list[float] | None) -> bytes:
-        """Do the wish of a page's person: ``"text"``, or one of :meth:`Picture.do`; the answer, if
-        there is any."""
-        if name == "text":
-            return framed({"type": "text", "text": self.picture.text()})
+        """Do the wish of a page's person: one of :data:`.answers.ANSWERED`, or of
+        :meth:`Picture.do`; the answer, if there is any."""
+        if name in ANSWERED:
+            return framed(answer(self.picture, name))
         self.picture.do(name, value)
         self.tick()
         return b""

@@ -51,7 +51,7 @@ MOST = 32
 _LARGEST = 1e15
 """Limit of the numbers in a request, either way."""
 
-ACTS = ("choose", "fold", "seek", "sum", "text")
+ACTS = ("choose", "fold", "save", "seek", "sum", "text", "window")
 """The wishes that a page may have of its feed."""
 
 LINGER = 60.0

@@ -5,8 +5,8 @@ without a kernel, distrust, and conversion, in any front end and theme, in few
 kilobytes.  An SVG file inside an ``<img>`` does; it can use nothing of the page.
 
 Rule for maintainers: same plots, same numbers as the live figures.  Boxes of one
-colour are one path, so a bar costs some 20 bytes.  Text and rules use a grey
-that reads on white and on near-black.
+colour are one path, so a bar costs some 20 bytes.  Text and rules have the ink of
+the ground (``currentColor``), which follows the page's scheme of colours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from itertools import pairwise
 from typing import Any
 from xml.sax.saxutils import escape
 
-from pathways_lab.notebook.scene.palette import INK, PAINTS
+from pathways_lab.notebook.scene.overview import Overview
+from pathways_lab.notebook.scene.palette import DARK, INK, LIGHT, PAINTS
 from pathways_lab.notebook.scene.plot import (
     AREAS,
     BOXES,
@@ -34,7 +35,19 @@ from pathways_lab.notebook.scene.plot import (
     wide,
 )
 
-HEADING = 30
+HEADING, STRIP, EDGE = 30, 18, 8
+"""Pixels above a plot, of an overview, and around all of it."""
+
+HERE = "currentColor"
+"""The ink of the ground."""
+
+GROUND = (
+    f"<style>svg{{color:{LIGHT[1]}}}.ground{{fill:{LIGHT[0]}}}"
+    f"@media(prefers-color-scheme:dark){{svg{{color:{DARK[1]}}}.ground{{fill:{DARK[0]}}}}}</style>"
+    f'<rect class="ground" x="-{EDGE}" y="-{EDGE}" width="100%" height="100%"/>'
+)
+"""The ground of a file whose view box begins :data:`EDGE` before its content."""
+
 FEW = 800
 """Boxes of a layer up to which they are set off from each other."""
 
@@ -59,7 +72,7 @@ class Sheet:
 
     def text(
         self, x: float, y: float, text: str, anchor: str = "start", bold: bool = False,
-        ink: str = INK, size: int = 12,
+        ink: str = HERE, size: int = 12,
     ) -> None:  # fmt: skip
         """One line of text; *y* is its middle."""
         style = ' font-weight="600"' if bold else ""
@@ -88,12 +101,25 @@ class Sheet:
             for (hatch, colour), name in self.hatches.items()
         )
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{round(height)}" '
-            f'viewBox="0 0 {WIDTH} {round(height)}" font-family="{FONT}" font-size="12" role="img">'
-            f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
+            f'{opened(WIDTH, round(height))} font-family="{FONT}" font-size="12" role="img">'
+            f"{GROUND}<title>{escape(title)}</title><desc>{escape(description)}</desc>"
             f"<metadata>{escape(json.dumps(dict(facts)))}</metadata>"
             f"<defs>{defs}</defs>{''.join(self.parts)}</svg>"
         )
+
+
+def opened(width: int, height: int) -> str:
+    """The begin of a file with so much room for its content."""
+    wide, tall = width + 2 * EDGE, height + 2 * EDGE
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{tall}" '
+        f'viewBox="-{EDGE} -{EDGE} {wide} {tall}"'
+    )
+
+
+def inked(colour: str) -> str:
+    """A panel's colour as a file has it."""
+    return HERE if colour == INK else colour
 
 
 def short(number: float, digits: int = 2) -> str:
@@ -126,11 +152,13 @@ def picture(
     facts: Mapping[str, Any] | None = None,
     description: str = "",
     advice: str = "",
+    overview: Overview | None = None,
 ) -> str:
     """The SVG file of some plots below each other.
 
     facts: numbers about what is drawn, kept inside the file for whoever checks.
     advice: a sentence above the plots.
+    overview: of all that was, below plots that show the last part of it.
     """
     sheet = Sheet()
     sheet.text(0, 12, title, bold=True, size=15)
@@ -154,6 +182,9 @@ def picture(
         if timed and plot is timed[-1]:
             _time_axis(sheet, frame)
             top += 22
+            if overview is not None:
+                _overview(sheet, top + 6, plot.x, overview)
+                top += 6 + STRIP + 16
     return sheet.finish(top + 4, title, description, facts or {})
 
 
@@ -202,7 +233,7 @@ def _ground(sheet: Sheet, frame: Frame) -> None:
         sheet.path(ticks, 'stroke="#808080" stroke-opacity=".18"')
     if plot.rules:
         rules = "".join(f"M{LEFT} {short(frame.y(y))}H{WIDTH - RIGHT}" for y in plot.rules)
-        sheet.path(rules, f'stroke="{INK}" stroke-opacity=".35"')
+        sheet.path(rules, f'stroke="{HERE}" stroke-opacity=".35"')
 
 
 def _labels(sheet: Sheet, frame: Frame) -> None:
@@ -224,9 +255,35 @@ def _labels(sheet: Sheet, frame: Frame) -> None:
 
 def _time_axis(sheet: Sheet, frame: Frame) -> None:
     bottom = frame.top + frame.plot.height
-    sheet.path(f"M{LEFT} {short(bottom)}H{WIDTH - RIGHT}", f'stroke="{INK}" stroke-opacity=".5"')
+    sheet.path(f"M{LEFT} {short(bottom)}H{WIDTH - RIGHT}", f'stroke="{HERE}" stroke-opacity=".5"')
     for t, text in moments(*frame.plot.x).items():
         sheet.text(frame.x(t), bottom + 12, text, anchor="middle")
+
+
+def _overview(sheet: Sheet, top: float, shown: tuple[float, float], overview: Overview) -> None:
+    """How busy devices were all the time, and a frame around the part that is shown above."""
+    begin, length, digits = overview
+    low, high = min(begin, shown[0]), max(begin + length * len(digits), shown[1])
+    scale = (WIDTH - LEFT - RIGHT) / (high - low)
+    bottom = top + STRIP
+
+    def x(time: float) -> float:
+        return LEFT + (time - low) * scale
+
+    sheet.text(LEFT - 8, top + STRIP / 2, "everything", anchor="end", bold=True)
+    parts = "".join(
+        _box(
+            x(begin + length * n), x(begin + length * (n + 1)), bottom - STRIP * int(d) / 9, bottom
+        )
+        for n, d in enumerate(digits)
+        if d != "0"
+    )
+    sheet.path(parts, f'fill="{HERE}" fill-opacity=".55" data-layer="overview"')
+    sheet.path(f"M{LEFT} {short(bottom)}H{WIDTH - RIGHT}", f'stroke="{HERE}" stroke-opacity=".5"')
+    frame = _box(x(shown[0]), max(x(shown[1]), x(shown[0]) + 2), top - 2, bottom + 2)
+    sheet.path(frame, f'fill="none" stroke="{HERE}" stroke-width="1.6" data-layer="shown"')
+    for anchor, at, time in (("start", LEFT, low), ("end", WIDTH - RIGHT, high)):
+        sheet.text(at, bottom + 10, f"{round(time, 2):g} s", anchor=anchor)
 
 
 def _box(left: float, right: float, top: float, bottom: float) -> str:
@@ -238,7 +295,7 @@ def _layer(sheet: Sheet, frame: Frame, layer: Layer) -> None:
         _boxes(sheet, frame, layer)
     elif layer.kind == TEXTS:
         columns = layer.columns
-        inks = columns.get("ink") or [INK] * len(layer)
+        inks = map(inked, columns.get("ink") or [INK] * len(layer))
         anchor = {"center": "middle"}.get(layer.anchor, layer.anchor)
         for x, y, text, ink in zip(columns["x"], columns["y"], columns["text"], inks, strict=True):
             if not text:
@@ -264,7 +321,7 @@ def _strokes(sheet: Sheet, frame: Frame, layer: Layer) -> None:
         points = (
             f"{short(frame.x(x), 1)} {short(frame.y(y), 1)}" for x, y in zip(xs, ys, strict=True)
         )
-        alike.setdefault((fill, round(width, 1)), []).append("M" + "L".join(points))
+        alike.setdefault((inked(fill), round(width, 1)), []).append("M" + "L".join(points))
     for (fill, width), lines in alike.items():
         style = f'stroke="{fill}" stroke-width="{width:g}" stroke-opacity="{layer.alpha:g}"'
         sheet.path("".join(lines), f'fill="none" {style} data-layer="{layer.name}"')
@@ -293,7 +350,7 @@ def _boxes(sheet: Sheet, frame: Frame, layer: Layer) -> None:
     alike: dict[tuple[str, float, str], list[str]] = {}
     for n in range(len(layer)):
         fill, alpha = _look(layer, n)
-        edge = columns["edge"][n] if "edge" in columns else fill if layer.edged else ""
+        edge = inked(columns["edge"][n]) if "edge" in columns else fill if layer.edged else ""
         left, right = _extent(frame, layer, n)
         if right >= left:
             top, bottom = frame.y(float(columns["top"][n])), frame.y(float(columns["bottom"][n]))
@@ -312,7 +369,7 @@ def _boxes(sheet: Sheet, frame: Frame, layer: Layer) -> None:
 def _look(layer: Layer, n: int) -> tuple[str, float]:
     """Colour and opacity of a box."""
     columns = layer.columns
-    fill = PAINTS[columns["paint"][n]] if "paint" in columns else columns["fill"][n]
+    fill = PAINTS[columns["paint"][n]] if "paint" in columns else inked(columns["fill"][n])
     return fill, round(float(columns["alpha"][n]), 2) if "alpha" in columns else layer.alpha
 
 

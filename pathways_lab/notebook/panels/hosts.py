@@ -45,7 +45,7 @@ def plot(scene: Scene, now: float) -> Plot:
                 kinds=WORK,
                 lined=True,
             ),
-            Layer(CATALOGUE, DATA, scene.catalogue_columns()),
+            Layer(CATALOGUE, DATA, scene.catalogue.columns()),
         ),
         time=True,
         rows=rows.labels if each >= 13 else {},

@@ -180,7 +180,8 @@ def _cells(scene: Scene, block: Block, shares: dict[Lane, float]) -> Iterator[Ce
 def _shares(scene: Scene, now: float) -> dict[Lane, float]:
     running = [(lane, since, 1.0) for lane, _, since, _ in scene.running()]
     edges, shares = scene.by_device.shares(now, running)
-    back = scene.span(now) if scene.final else LOOK_BACK
+    start, end = scene.lately(now)
+    back = end - start if scene.final else LOOK_BACK
     return {lane: min(1.0, share) for lane, share in recents(edges, shares, now, back).items()}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.palette import PAINTS, ink_on
@@ -23,17 +24,16 @@ from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.records import own
 
-TEXT_WIDTH = 7.2
-"""Pixels that one character of a bar's label takes, about."""
+MOST_WORDS = 200
+"""Labels on bars at most, and beside marks."""
 
-MOST_WORDS = 120
-"""Labels on bars at most."""
+LEAST = 0.003
+"""Share of the width below which nothing is named before somebody zooms."""
 
 TALL, BESIDE = 22.0, 0.3
 """Pixels of a lane that has room for words beside marks, and their distance in lanes."""
 
-NAMED = np.array([wide(cause) + 12 for cause in WAITS])
-"""Pixels of a mark that has room for the name of its cause."""
+NOTE = "bars compute; marks tell what a device waits for; thin below, transfers that arrive"
 
 HOVER = (
     ("computation", "@what{node} of @what{program}"),
@@ -64,7 +64,7 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="queues",
         title="Device queues",
-        note="bars compute; marks tell what a device waits for; thin below, transfers that arrive",
+        note=_steps(scene) + NOTE,
         height=max(60, round(each * (rows.end + 0.5))),
         x=scene.range(now),
         y=(-0.6, max(rows.end, 0.5) + 0.1),
@@ -83,7 +83,7 @@ def plot(scene: Scene, now: float) -> Plot:
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
             Layer("queues-causes", TEXTS, _causes(scene, now, each)),
             Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else _no_words()),
-            Layer(CATALOGUE, DATA, scene.catalogue_columns()),
+            Layer(CATALOGUE, DATA, scene.catalogue.columns()),
         ),
         time=True,
         rows=rows.labels if each >= 13 else _host_labels(rows, each),
@@ -92,6 +92,13 @@ def plot(scene: Scene, now: float) -> Plot:
         bands=rows.bands[1::2],
         empty=nothing(scene),
     )
+
+
+def _steps(scene: Scene) -> str:
+    """The loop whose last steps are shown, if any is."""
+    if (shown := scene.shown) is None:
+        return ""
+    return f"last {shown.steps} of {shown.number:,} runs of {shown.program} · "
 
 
 def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
@@ -114,7 +121,7 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
             "bottom": row + 0.30,
             "paint": scene.palette.code(what.program, what.node),
             "alpha": 0.55,
-            "what": scene.what(what),
+            "what": scene.catalogue.row(what),
             "count": 1,
             "busy": 1000 * (end - since),
             "run": float(own(run)),
@@ -148,43 +155,57 @@ def _host_labels(rows: Rows, each: float) -> dict[float, str]:
 
 
 def _causes(scene: Scene, now: float, each: float) -> dict[str, list[Any]]:
-    """The names of causes beside the marks that are wide enough: colours alone may look alike."""
+    """The names of causes beside their marks: colours alone may look alike."""
     start, end = scene.range(now)
     marks: dict[str, Any] = scene.waited.table.columns()
     left, right = np.maximum(marks["left"], start), np.minimum(marks["right"], end)
-    room, kinds = (right - left) * FRAME / (end - start), marks["kind"].astype(int)
-    fits = np.flatnonzero((room > NAMED[kinds]) & (each >= TALL))[-MOST_WORDS:]
+    room, kinds = (right - left) / (end - start), marks["kind"].astype(int)
+    fits = _widest(room * (each >= TALL))
     middle = (marks["top"] + marks["bottom"]) / 2
     inward = np.where(kinds < len(WAITS) // 2, BESIDE, -BESIDE)
     return {
         "x": [float(left[n] + right[n]) / 2 for n in fits],
         "y": [float(middle[n] + inward[n]) for n in fits],
-        "text": [WAITS[kinds[n]] for n in fits],
+        **_named([(WAITS[kinds[n]], float(room[n])) for n in fits]),
     }
 
 
 def _no_words() -> dict[str, list[Any]]:
-    return {"x": [], "y": [], "text": [], "ink": []}
+    return {"x": [], "y": [], "text": [], "room": [], "choices": [], "ink": []}
 
 
 def _words(scene: Scene, bars: dict[str, Any], now: float) -> dict[str, list[Any]]:
-    """Names on the bars that are wide enough, where the axis will be after a tick or two."""
+    """Names on bars, where the axis will be after a tick or two."""
     start, end = scene.range(now)
-    per_second = FRAME / (end - start)
-    left = np.maximum(bars["left"], start)
-    room = (bars["right"] - left) * per_second / TEXT_WIDTH
-    thick = (bars["bottom"] - bars["top"]) > 0.5
     names = [what.node for what in scene.catalogue]
-    sizes = np.array([len(name) + 1 if name else 1 << 20 for name in names] or [1 << 20])
-    fits = np.flatnonzero(thick & (room > sizes[bars["what"]]))
-    if len(fits) > MOST_WORDS:
-        fits = fits[-MOST_WORDS:]
-    # Where hosts share a row, their bars may lie on each other: one label will do.
-    at = {(float(bars["top"][n]), round(float(left[n]) * per_second / 8)): n for n in fits}
-    fits = np.array(sorted(at.values()), np.int64)
+    named = np.array([bool(name) for name in names] or [False])
+    left, right = np.maximum(bars["left"], start), np.minimum(bars["right"], end)
+    thick = (bars["bottom"] - bars["top"]) > 0.5
+    room = (right - left) / (end - start)
+    fits = _widest(room * (thick & named[bars["what"]]))
+    # Where hosts share a row, bars of one gang may lie on each other: one label will do.
+    fits = [*{(float(bars["top"][n]), round(float(left[n] - start) * 90 / (end - start))): n
+              for n in fits}.values()]  # fmt: skip
     return {
-        "x": [float(left[n] + bars["right"][n]) / 2 for n in fits],
+        "x": [float(left[n] + right[n]) / 2 for n in fits],
         "y": [float(bars["top"][n] + bars["bottom"][n]) / 2 for n in fits],
-        "text": [names[bars["what"][n]] for n in fits],
+        **_named([(names[bars["what"][n]], float(room[n])) for n in fits]),
         "ink": [ink_on(PAINTS[bars["paint"][n]]) for n in fits],
+    }
+
+
+def _widest(room: NDArray[np.float64]) -> list[int]:
+    """The marks that may have room for a word at some zoom, in their order."""
+    found = np.flatnonzero(room > LEAST)
+    widest = found[np.argsort(-room[found], kind="stable")[:MOST_WORDS]]
+    return sorted(widest.tolist())
+
+
+def _named(words: list[tuple[str, float]]) -> dict[str, list[Any]]:
+    """Words, each with the share of the width that it has room for: a page shows those that fit
+    there, a picture those that fit into its usual width."""
+    return {
+        "text": [word if wide(word, bold=True) + 6 < room * FRAME else "" for word, room in words],
+        "room": [0.97 * room for _, room in words],
+        "choices": [[word, ""] for word, _ in words],
     }

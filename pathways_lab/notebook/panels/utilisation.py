@@ -10,6 +10,7 @@ Paper: section 5.2 (sharing of accelerators between clients).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,24 +53,20 @@ class Band:
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    running = [
-        ((lane.island, what.program, what.client), since, 1.0)
-        for lane, _, since, what in scene.running()
-    ]
-    coarse = max(1, round(scene.span(now) / STEPS / scene.by_program.width))
-    edges, seconds = scene.by_program.shares(now, running, coarse)
-    bands = _bands(scene, seconds)
+    edges, shares = _shares(scene, now)
+    bands = _bands(scene, shares)
+    whole = scene.final or scene.shown is not None
     areas: dict[str, list[Any]] = {
         name: [] for name in ("xs", "ys", "fill", "program", "client", "island", "share")
     }
     readouts = {}
     for row, band in enumerate(bands):
-        floor = np.zeros(len(edges))
+        floor = np.zeros(len(edges) - 1)
         for program, client in sorted(band.seconds, key=lambda of: scene.palette.number(of[0])):
             share = band.seconds[program, client] / band.devices
             ceiling = np.minimum(floor + share, 1.0)
             if np.max(share, initial=0.0) > 1e-4:
-                xs, ys = steps(edges - scene.origin, now - scene.origin, floor, ceiling)
+                xs, ys = steps(edges[:-1], float(edges[-1]), floor, ceiling)
                 areas["xs"].append(xs)
                 areas["ys"].append([round(row + 0.5 - y * TALL, 4) for y in ys])
                 areas["fill"].append(scene.palette.colour(program))
@@ -78,15 +75,16 @@ def plot(scene: Scene, now: float) -> Plot:
                 areas["island"].append(band.name)
                 areas["share"].append(f"{100 * float(share.mean()):.0f} %")
             floor = ceiling
-        back = scene.span(now) if scene.final else RECENT
-        readouts[float(row)] = f"{100 * recent(edges, floor, now, back):.0f} %"
+        back = float(edges[-1] - edges[0]) if whole else RECENT
+        percent = 100 * recent(edges[:-1], floor, float(edges[-1]), back)
+        readouts[float(row)] = f"{percent:.0f} %"
     islands = len(scene.machine.islands)
     clients = ", then of all devices by client" if len(bands) > islands else ""
     return Plot(
         name="utilisation",
         title="Utilisation",
         note=f"share of each island that computes, by program{clients}; at the right over the "
-        + ("whole time" if scene.final else "last second"),
+        + ("whole time" if whole else "last second"),
         height=max(56, min(420, 52 * len(bands) + 4)),
         x=scene.range(now),
         y=(-0.52, max(len(bands), 1) - 0.5 + 0.02),
@@ -99,6 +97,59 @@ def plot(scene: Scene, now: float) -> Plot:
         bands=((islands - 0.5, len(bands) - 0.5),) if clients else (),
         empty=nothing(scene),
     )
+
+
+def _shares(
+    scene: Scene, now: float
+) -> tuple[NDArray[np.float64], dict[tuple[str, str, str], NDArray[np.float64]]]:
+    """Bounds of equal parts of what is shown up to *now* (seconds on the axis), and for each
+    island, program and client how many devices computed in each part.
+
+    The bounds stay where they are as time goes on; the first and the last part may be shorter.
+    """
+    start, end = scene.range(now)
+    end = min(max(now - scene.origin, start + 1e-9), end)
+    width = 2.0 ** math.ceil(math.log2(scene.span(now) / STEPS))
+    inner = np.arange(math.floor(start / width) + 1, math.ceil(end / width)) * width
+    edges = np.concatenate(([start], inner, [end]))
+    bars: dict[str, Any] = scene.bars.columns()
+    gangs = bars["bottom"] - bars["top"] > 0.5
+    left, right = bars["left"][gangs], np.maximum(bars["right"], bars["left"] + 1e-9)[gangs]
+    devices = (bars["busy"] * bars["count"] / 1000)[gangs] / (right - left)
+    highs = np.array([high for _, high in scene.lanes.rows.bands])
+    named = [(what.program, what.client) for what in scene.catalogue]
+    programs = {program: code for code, program in enumerate(dict.fromkeys(named))}
+    codes = np.array([programs[program] for program in named], np.int64)
+    kinds = np.searchsorted(highs, bars["top"][gangs]) * len(codes) + codes[bars["what"][gangs]]
+    parts: dict[tuple[str, str, str], list[NDArray[np.float64]]] = {}
+    for kind in np.unique(kinds).tolist():
+        island, code = divmod(kind, len(codes))
+        key = scene.machine.islands[island], *list(programs)[code]
+        of = kinds == kind
+        parts.setdefault(key, []).append(_poured(edges, left[of], right[of], devices[of]))
+    begun: dict[tuple[str, str, str], list[float]] = {}
+    for lane, _, since, told in scene.running():
+        begun.setdefault((lane.island, told.program, told.client), []).append(since - scene.origin)
+    for key, times in begun.items():
+        at = np.array(times)
+        part = _poured(edges, at, np.maximum(at, end), np.ones(len(at)))
+        parts.setdefault(key, []).append(part)
+    lengths = np.maximum(np.diff(edges), 1e-9)
+    return edges, {key: np.sum(each, axis=0) / lengths for key, each in parts.items()}
+
+
+def _poured(
+    edges: NDArray[np.float64],
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    height: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """The area between two edges, of boxes that may lie on each other."""
+    at = np.concatenate((start, end))
+    order = np.argsort(at, kind="stable")
+    at, rises = at[order], np.concatenate((height, -height))[order]
+    area = np.concatenate(([0.0], np.cumsum(np.cumsum(rises)[:-1] * np.diff(at))))
+    return np.diff(np.interp(edges, at, area))
 
 
 def _bands(scene: Scene, seconds: Mapping[tuple[str, str, str], NDArray[np.float64]]) -> list[Band]:

@@ -19,12 +19,12 @@ import html
 import math
 
 from pathways_lab.core.diagnosis.stall_story import Stuck
-from pathways_lab.notebook.scene.palette import FAILED, HUES, INK, NEUTRAL, ink_on
+from pathways_lab.notebook.draw.svg import FONT, GROUND, HERE, opened
+from pathways_lab.notebook.scene.palette import FAILED, HUES, NEUTRAL, ink_on
 from pathways_lab.notebook.view.frozen import image
 
 WIDTH, HEIGHT = 560, 320
 _BOX = 150, 40
-_FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 _TITLES = {
     "deadlock": "Deadlock: each waits for the next, for ever",
@@ -39,14 +39,13 @@ def picture(story: Stuck) -> str:
     """The waits of a story as one SVG file."""
     nodes, links = _graph(story)
     where = _ring(len(nodes), closed=story.kind not in ("late", "silent", "down"))
-    tone = FAILED if story.kind == "deadlock" else INK
+    tone = FAILED if story.kind == "deadlock" else HERE
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"'
-        f' viewBox="0 0 {WIDTH} {HEIGHT}" font-family="{_FONT}" font-size="12">',
+        f'{opened(WIDTH, HEIGHT)} font-family="{FONT}" font-size="12">{GROUND}',
         '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8"'
         f' markerHeight="8" orient="auto-start-reverse"><path d="M0 0 10 5 0 10z" fill="{tone}"/>'
         "</marker></defs>",
-        f'<text x="{WIDTH / 2}" y="18" text-anchor="middle" font-weight="600" fill="{INK}">'
+        f'<text x="{WIDTH / 2}" y="18" text-anchor="middle" font-weight="600" fill="{HERE}">'
         f"{_TITLES[story.kind]}</text>",
     ]
     parts += [_arrow(where[a], where[b], tone, label) for a, b, label in links]
@@ -118,7 +117,7 @@ def _box(at: tuple[float, float], text: str, below: str, colour: str, host: bool
     dashes = ' stroke-dasharray="4 3"' if host else ""
     return (
         f'<rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" width="{width}" height="{height}"'
-        f' rx="{2 if host else 9}" fill="{colour}" stroke="{INK}"{dashes}/>'
+        f' rx="{2 if host else 9}" fill="{colour}" stroke="{HERE}"{dashes}/>'
         f'<text x="{x:.1f}" y="{y - 2:.1f}" text-anchor="middle" font-weight="600" fill="{ink}">'
         f"{_short(text)}</text>"
         f'<text x="{x:.1f}" y="{y + 13:.1f}" text-anchor="middle" font-size="10.5" fill="{ink}">'
@@ -139,7 +138,7 @@ def _arrow(a: tuple[float, float], b: tuple[float, float], tone: str, label: str
         ' stroke-width="2" marker-end="url(#tip)"/>'
         f'<text x="{(x0 + x1) / 2 + beside:.1f}" y="{(y0 + y1) / 2 + up:.1f}"'
         f' text-anchor="{anchor}"'
-        f' font-size="11" fill="{INK}">{label}</text>'
+        f' font-size="11" fill="{HERE}">{label}</text>'
     )
 
 

@@ -74,7 +74,7 @@ class Comparison:
             start, seconds = recording.start, _seconds(recording)
             scene = Scene(start, longest, palette, final=True, budget=FINEST)
             scene.add(_taking_part(recording.records), start + seconds)
-            if len(scene.drawn) > budget:
+            if len(scene.computed.bars.items) > budget:
                 scene.coarsen(budget)
                 coarsest = max(coarsest, scene.resolution)
             share = computed(recording.records, start).busy

@@ -12,6 +12,9 @@ from typing import NamedTuple
 from pathways_lab.notebook.kernel.line_index import split
 from pathways_lab.timeline.gangs import GangKey
 
+KNOWN = 4096
+"""Rows of a catalogue."""
+
 CHANGES = 4000
 """Changes of an island's memory that are told from each other."""
 
@@ -29,6 +32,28 @@ class What(NamedTuple):
         """The user's line without its file, which in a notebook is a pseudo file's path."""
         known = split(self.line)
         return f"{known[1]}: {known[2]}" if known else self.line
+
+
+class Catalogue(dict[What, int]):
+    """The facts that bars have in common, by their rows; row 0 is a catch-all for those of which
+    there is no room for more."""
+
+    def row(self, what: What) -> int:
+        """The row for *what*."""
+        if not self:
+            self[What("several", "", "", "")] = 0
+        if what not in self and len(self) < KNOWN:
+            self[what] = len(self)
+        return self.get(what, 0)
+
+    def columns(self) -> dict[str, list[str]]:
+        """All rows, for hover texts."""
+        return {
+            "node": [what.node or "several" for what in self],
+            "program": [what.program or "several programs" for what in self],
+            "client": [what.client for what in self],
+            "line": [what.source for what in self],
+        }
 
 
 @dataclass(slots=True)

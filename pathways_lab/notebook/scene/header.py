@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pathways_lab.notebook.scene.overview import Overview
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -27,6 +29,9 @@ class Header:
         beside it, as ``place``, where its page finds the line.
     moments: what the scrubber covers, seconds on the axis; at: where it stands,
         None while the picture follows.
+    window: what the axis of time may cover instead, "" where there is no choice.
+    shown: what it covers, in seconds.
+    overview: how busy devices were in all that the scrubber covers.
     """
 
     title: str = ""
@@ -44,3 +49,6 @@ class Header:
     line: str = ""
     moments: tuple[float, float] = (0.0, 0.0)
     at: float | None = None
+    window: str = ""
+    shown: tuple[float, ...] = (0.0, 0.0)
+    overview: Overview = (0.0, 1.0, "")

@@ -19,14 +19,18 @@ from typing import NamedTuple
 from pathways_lab.notebook.scene.plot import LABELLED, wide
 from pathways_lab.notebook.scene.row_layout import Rows, arranged, short
 from pathways_lab.timeline.bars import GANG, Bar
-from pathways_lab.timeline.machine import Lane, Machine
-from pathways_lab.timeline.records import own
+from pathways_lab.timeline.machine import Lane, Machine, lanes_of
+from pathways_lab.timeline.packed import Item, Row
+from pathways_lab.timeline.records import Span, own
 
 SEEN = 4.0
 """Pixels by which devices of a lane may differ: one does not see it."""
 
 UNLIKE = 0.25
 """The share of a computation by which they may: hosts always differ a little."""
+
+WORST = 3
+"""Hosts that straggle most have rows of their own, where devices of many hosts share one."""
 
 KEPT = 4096
 """Computations that are compared with what other hosts say of them, at most."""
@@ -84,11 +88,13 @@ class Alike:
     """Which devices do alike, as computations tell.
 
     of: the slices that each device computed for.  late: of each host that differed from others of
-    its gang, by how much most, and until when that is shown (seconds).
+    its gang, by how much most, and until when that is shown (seconds).  worst: some of them,
+    which have rows of their own.
     """
 
     of: dict[Lane, frozenset[Of]] = field(default_factory=dict)
     late: dict[str, tuple[float, float]] = field(default_factory=dict)
+    worst: tuple[str, ...] = ()
     version: int = 0
     _told: set[tuple[int, str, tuple[Lane, ...]]] = field(default_factory=set)
     _ended: dict[tuple[int, int], tuple[str, float, float]] = field(default_factory=dict)
@@ -98,12 +104,14 @@ class Alike:
         if not lanes or (told := (slice_id, lanes[0].host, lanes)) in self._told:
             return
         self._told.add(told)
-        self.version += 1
         bound = machine.slices.get(slice_id)
         devices: Hashable = lanes if slice_id < 0 else ()
         if bound is not None and {lane[1:] for lane in lanes} <= set(bound.devices):
             devices = bound.devices
+            if all((slice_id, devices) in self.of.get(lane, ()) for lane in lanes):
+                return  # the first of its hosts has told of all of them
             lanes = tuple(Lane(bound.island, host, device) for host, device in bound.devices)
+        self.version += 1
         for lane in lanes:
             self.of[lane] = self.of.get(lane, frozenset()) | {(slice_id, devices)}
 
@@ -116,12 +124,35 @@ class Alike:
             host = hosts.get(bar.row)
             if bar.kind != GANG or bar.step < 0 or host is None:
                 continue
-            key = bar.run, bar.step
-            seen = self._ended.setdefault(key, (host, bar.start, bar.end))
-            if seen[0] != host:
-                self._differ(seen, (host, bar.start, bar.end))
-            elif len(self._ended) > KEPT:
-                del self._ended[next(iter(self._ended))]
+            self._ends(bar, host)
+
+    def _ends(self, gang: Bar | Span, host: str) -> None:
+        seen = self._ended.setdefault((gang.run, gang.step), (host, gang.start, gang.end))
+        if seen[0] != host:
+            self._differ(seen, (host, gang.start, gang.end))
+        elif len(self._ended) > KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    def parts(self, items: Iterable[Item], machine: Machine, start: float, seen: float) -> bool:
+        """Compare computations where devices of many hosts share rows; whether they have other
+        rows from now on: see :meth:`stragglers`."""
+        before = self.version, self.worst
+        for item in items:
+            gangs = item.gangs() if isinstance(item, Row) else (item,)
+            for gang in gangs:
+                if isinstance(gang, Span) and gang.kind == "gang" and gang.step >= 0:
+                    lanes = lanes_of(gang.island, gang.host, gang.devices)
+                    self.computed(int(gang.args.get("slice", -1)), lanes, machine)
+                    self._ends(gang, gang.host)
+        late = {host: most for host, (most, until) in self.late.items() if until >= start}
+        most = sorted((host for host in late if late[host] > seen), key=lambda host: -late[host])
+        self.worst = tuple(sorted(most[:WORST]))
+        return before != (self.version, self.worst)
+
+    def kind(self, lane: Lane) -> Hashable:
+        """Devices of many hosts that are drawn in one row: all of one kind."""
+        slices = frozenset(number for number, _ in self.of.get(lane, ()))
+        return slices, lane.host if lane.host in self.worst else ""
 
     def _differ(self, one: tuple[str, float, float], other: tuple[str, float, float]) -> None:
         begun, ended = other[1] - one[1], other[2] - one[2]

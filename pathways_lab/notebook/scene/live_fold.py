@@ -44,6 +44,7 @@ class Present:
     late: seconds by which records may come late, so that newer ones wait for them: what a gang
         waited for is folded before it.
     until: it begins not later than then, however late it is.
+    stepwise: pictures of it show the last steps of what repeats, while anything does.
     unfolded: what is unfolded of its lanes, in all scenes of it.
     folded: until when records are in the scene.  folds: how often something new came.
     version: how many records of the timeline are in the scene, or wait for it.
@@ -57,8 +58,10 @@ class Present:
         since: float | None = None,
         late: float = 0.0,
         until: float = math.inf,
+        stepwise: bool = False,
     ) -> None:
         self.timeline, self.window, self._late = timeline, window, late
+        self.stepwise = stepwise
         now = min(timeline.clock(), until)
         first = min(map(_happened, timeline.items), default=now)
         origin = origin if origin is not None else first
@@ -78,7 +81,10 @@ class Present:
 
     def blank(self, origin: float) -> Scene:
         """A scene in which nothing has happened yet."""
-        scene = Scene(origin, self.window, palette_of(self.timeline), unfolded=self.unfolded)
+        scene = Scene(
+            origin, self.window, palette_of(self.timeline), unfolded=self.unfolded,
+            stepwise=self.stepwise,
+        )  # fmt: skip
         for record in self.timeline.kept:
             scene.flows.add(record)
         return scene
@@ -127,7 +133,8 @@ class Present:
         self.folds += bool(ready)
 
     def laid(self) -> None:
-        """Other lanes are unfolded now."""
+        """Other lanes are unfolded now, or another part of it is to be shown."""
+        self.scene.stepwise = self.stepwise
         self.scene.add((), self.folded)
         self.folds += 1
 
@@ -190,14 +197,16 @@ def still(items: Sequence[Item], now: float) -> tuple[list[Item], list[Gang]]:
     return out, [gang for gang in gangs.by_key.values() if gang.over]
 
 
-def newest(timeline: Timeline, window: float, most: int, late: float) -> Present:
+def newest(
+    timeline: Timeline, window: float, most: int, late: float, stepwise: bool = False
+) -> Present:
     """The present of the last *window* seconds, or of about the newest *most* records: no
     more than a first picture can wait for."""
     items = timeline.items
     since = timeline.clock() - window
     if len(items) > most:
         since = max(since, known_at(items[-most]))
-    return Present(timeline, window, since=since, late=late)
+    return Present(timeline, window, since=since, late=late, stepwise=stepwise)
 
 
 def _gang_known(item: Item) -> float:

@@ -39,6 +39,10 @@ FAILED = "#c1272d"
 INK = "#757575"
 """Text and rules that must be read on white and on near-black alike."""
 
+LIGHT, DARK = ("#ffffff", "#424242"), ("#111111", "#d0d0d0")
+"""Ground and ink of saved pictures, which bring their own: no one ink is read well on both grounds,
+and a saved picture knows nothing of the page but whether it is dark."""
+
 CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#5f8f3f", "#6699cc", "#44aa99", "#b3764d")
 """Causes for which devices wait; always together with a place in the row."""
 

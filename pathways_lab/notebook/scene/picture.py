@@ -68,6 +68,7 @@ class Wanted:
     """The subject of a view.
 
     panels: names.  window: seconds that it looks back while it is live.
+    stepwise: it shows the last steps of a program that repeats, where one does.
     origin: time (records' clock) that the axis calls 0; None: when the record begins.
     since: only what happened from then on is shown; None: the newest *window* seconds.
     until: what happens afterwards is not shown.
@@ -78,6 +79,7 @@ class Wanted:
     panels: tuple[str, ...] = ()
     title: str = "Pathways Lab"
     window: float = 20.0
+    stepwise: bool = False
     origin: float | None = None
     since: float | None = None
     until: float = math.inf
@@ -100,8 +102,9 @@ class Picture:
         self.outcome = ""
         self.palette = palette_of(timeline)
         self.present = present or Present(
-            timeline, wanted.window, wanted.origin, wanted.since, until=wanted.until
-        )
+            timeline, wanted.window, wanted.origin, wanted.since, until=wanted.until,
+            stepwise=wanted.stepwise,
+        )  # fmt: skip
         self._folds = -1
         self._over_at = 0.0
         self._first, self._cleared = float("inf"), 0
@@ -177,6 +180,9 @@ class Picture:
             line=gang.line if gang is not None else "",
             moments=(begun, max(begun, round(end - scene.origin, 1))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
+            window=self._other_window(scene),
+            shown=tuple(round(bound, 4) for bound in scene.range(at)),
+            overview=self.scene.profile.told(scene.origin, len(self.scene.machine.lanes)),
         )
 
     def _counted(self, scene: Scene) -> tuple[int, int]:
@@ -196,6 +202,11 @@ class Picture:
         if self.wanted.gangs and 0 < done < known and took > 2.0 and not self.outcome:
             text += f", about {duration(float(f'{took * (known - done) / done:.2g}'))} left"
         return text
+
+    def _other_window(self, scene: Scene) -> str:
+        if scene.shown:
+            return f"last {scene.window:g} s"
+        return "steps" if self.wanted.stepwise and not scene.stepwise else ""
 
     def notes(self) -> tuple[str, ...]:
         """Remarks that a reader needs to trust the picture."""
@@ -243,7 +254,7 @@ class Picture:
         """``"choose"`` a gang by its number (None: none), ``"sum"`` what is between two moments,
         in seconds on the axis, ``"seek"`` a moment in seconds on
         the axis (None: follow), ``"clear"`` what was until now, ``"fold"`` a lane, or unfold it
-        (None: all)."""
+        (None: all), ``"window"`` the last steps or the whole window."""
         number = float(value) if isinstance(value, int | float) else None
         if name == "choose":
             self._gang, self._sums = number, ()
@@ -259,10 +270,14 @@ class Picture:
                 self._past.go(number + self.scene.origin)
         elif name == "clear":
             self._clear()
-        elif name == "fold":
-            self._shown.lanes.turn(self.present.unfolded, number)
+        elif name in ("fold", "window"):
+            if name == "fold":
+                self._shown.lanes.turn(self.present.unfolded, number)
+            else:
+                self.present.stepwise = not self.present.stepwise
             self.present.laid()
             if self._past is not None:
+                self._past.scene.stepwise = self.present.stepwise
                 self._past.go(self._past.now)
 
     def _clear(self) -> None:
@@ -327,7 +342,7 @@ class Picture:
     def _frozen(self, scene: Scene, since: float, last: float) -> Bundle:
         return freeze(
             items_within(self.timeline.items, since, last), since, last, self.panels,
-            self.wanted.title, self.palette, self.notes(), scene.machine,
+            self.wanted.title, self.palette, self.notes(), scene.machine, scene.stepwise,
         )  # fmt: skip
 
     def still(self) -> Bundle:

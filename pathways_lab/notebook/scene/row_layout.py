@@ -10,7 +10,7 @@ Rows are numbers that grow downwards; between islands there is a gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pathways_lab.timeline.bars import Places
@@ -61,19 +61,29 @@ class Rows:
         return out
 
 
-def rows(machine: Machine, level: str = "", feeders: bool = False) -> Rows:
+def rows(
+    machine: Machine, level: str = "", feeders: bool = False,
+    kind: Callable[[Lane], Hashable] | None = None, first: Collection[str] = (),
+) -> Rows:  # fmt: skip
     """The rows of a machine, at *level*; "" picks the finest that is not too many.
 
-    feeders: below them those of the workers that make elements of feeds.
+    feeders: below them those of the workers that make elements of feeds.  kind: devices of an
+    island share a row only with those of their kind, unless that would be too many.  first: hosts
+    whose rows are on top of their islands.
     """
-    lanes = (*machine.lanes, *machine.feeders) if feeders else machine.lanes
+    lanes: Sequence[Lane] = (*machine.lanes, *machine.feeders) if feeders else machine.lanes
     if not level:
         level = next(
             (one for one in LEVELS if len({_subject(lane, one) for lane in lanes}) <= MOST),
             LEVELS[-1],
         )
     alone = _alone(machine)
-    subjects = {lane: _subject(lane, level) for lane in lanes}
+    subjects: dict[Lane, Hashable] = {lane: _subject(lane, level) for lane in lanes}
+    if kind is not None and level == LEVELS[-1]:
+        islands = {name: place for place, name in enumerate(machine.islands)}
+        lanes = sorted(lanes, key=lambda lane: (islands[lane.island], lane.host not in first))
+        finer: dict[Lane, Hashable] = {lane: (lane.island, kind(lane)) for lane in lanes}
+        subjects = finer if len(set(finer.values())) <= MOST else subjects
     return arranged(level, subjects, lambda lane: _label(lane, level, alone))
 
 

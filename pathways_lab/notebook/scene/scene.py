@@ -15,11 +15,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 
-from pathways_lab.notebook.scene.device_state import Used, Waiting, What
+from pathways_lab.notebook.scene.device_state import Catalogue, Used, Waiting, What
 from pathways_lab.notebook.scene.lanes import SEEN, Alike
+from pathways_lab.notebook.scene.overview import Profile
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.scene.plot import FRAME
 from pathways_lab.notebook.scene.row_layout import MOST, Rows, rows
+from pathways_lab.notebook.scene.steps import Steps, Window
 from pathways_lab.notebook.scene.strips import Strip, shared_row
 from pathways_lab.notebook.scene.table import Table
 from pathways_lab.timeline.backlog import Backlog
@@ -85,6 +87,7 @@ class Scene:
     budget: bars that the queue panel may hold before it goes coarser.
     machine: what is known already of islands, hosts and slices.
     unfolded: folds of lanes that somebody has unfolded; whoever holds it may change it.
+    stepwise: the last steps of a program that repeats are shown, in place of the whole window.
     """
 
     def __init__(
@@ -97,19 +100,21 @@ class Scene:
         level: str = "",
         machine: Machine | None = None,
         unfolded: set[Hashable] | None = None,
+        stepwise: bool = False,
     ) -> None:
         self.origin, self.window, self.final, self.budget = origin, window, final, budget
-        self.level = level
+        self.level, self.stepwise = level, stepwise
+        self.steps, self.profile = Steps(), Profile()
+        self.shown: Window | None = None
         self.palette = palette or Palette()
         self.machine = machine or Machine()
         self.gangs = Gangs(keep=GANGS)
         self.waiting: dict[Lane, Waiting] = {}
         self.recent: dict[Lane, What] = {}
         self.totals: dict[Lane, dict[str, float]] = {}
-        self.catalogue: dict[What, int] = {}
+        self.catalogue = Catalogue()
         self.resolution = 0.0
         self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
-        self.by_program: Busy[tuple[str, str, str]] = Busy(window / BINS, BINS + 1, origin)
         self.by_dcn: Busy[str] = Busy(window / BINS, BINS + 1, origin)
         self.flows = Flows()
         self.backlog = Backlog(self.flows)
@@ -146,10 +151,10 @@ class Scene:
         self.alike = Alike()
         self.unfolded = unfolded if unfolded is not None else set()
         self._folded: dict[str, list[RowWaits]] = {}
-        self._rows = rows(self.machine, level)
+        self._rows = self._arranged()
         self._host_rows = self._rows
         self._structure = -1
-        self._laid: tuple[int, int, frozenset[str], frozenset[Hashable]] | None = None
+        self._laid: tuple[Rows, int, frozenset[str], frozenset[Hashable]] | None = None
         self.lanes = self.alike.lanes(self._rows, (), ())
         self._strips = self.computed, self.waited, self.worked
         self._draw_lanes()
@@ -159,8 +164,9 @@ class Scene:
         """The rows of the queue panel, for the machine as it is known now."""
         if self._structure != self.machine.structure:
             self._structure = self.machine.structure
-            before, self._rows = self._rows, rows(self.machine, self.level)
-            moved = {old: self._rows.of[lane] for lane, old in before.of.items()}
+            before, self._rows = self._rows, self._arranged()
+            rest = sorted(before.of, key=lambda lane: lane.host not in self.alike.worst)
+            moved = {before.of[lane]: self._rows.of[lane] for lane in rest}
             if any(old != new for old, new in moved.items()):
                 self.computed.move(moved)
                 self.waited.move(moved)
@@ -172,6 +178,9 @@ class Scene:
                 self.worked.move(moved)
         return self._rows
 
+    def _arranged(self) -> Rows:
+        return rows(self.machine, self.level, False, self.alike.kind, self.alike.worst)
+
     @property
     def host_rows(self) -> Rows:
         """The rows of the panel of hosts: one per host, or per island where they are many."""
@@ -181,11 +190,15 @@ class Scene:
     def add(self, items: Iterable[Item], now: float) -> None:
         """Fold *items*, which are all that is known at *now* (seconds)."""
         items = tuple(items)
-        # The resolution depends on what is shown, and so on where the first computation is.
-        self.first = min(self.first, min(map(_begun, items), default=self.first))
-        self.resolution = max(self.resolution, self.span(now) / FRAME)
+        # The resolution depends on what is shown, and so on where computations are.
+        self.steps.add(items)
+        self.profile.add(items)
+        self.first = min(self.first, self.steps.first)
+        self._look(now)
         for strip in self._strips:
-            strip.bars.resolution = max(strip.bars.resolution, self.resolution)
+            strip.refine((self.shown.usual if self.shown else self.span(now)) / FRAME)
+        if self.rows.level == "island" and self.alike.parts(items, self.machine, *self._seen(now)):
+            self._structure = -1
         for item in items:
             try:
                 self._fold(item)
@@ -193,24 +206,34 @@ class Scene:
                 # It is not what this version writes.  All others are shown.
                 self.dropped += size(item)
         self._draw_rows()
+        self._look(now)
+        self.resolution = max(self.span(now) / FRAME, self.computed.bars.resolution)
         self._lay(now)
         for strip in self._strips:
             strip.seal()
         self._forget(now)
 
+    def _look(self, now: float) -> None:
+        """Find the window that is shown *now*."""
+        heads = [waiting.queue[0][2] for waiting in self.waiting.values() if waiting.queue]
+        running = {(what.client, what.program) for what in heads}
+        self.shown = self.steps.window(now, running, self.window) if self.stepwise else None
+
     def _lay(self, now: float) -> None:
         """Fold the lanes as devices are alike *now*, and draw anew what has another place then."""
         rows = self.rows
         self.alike.compare(self.computed.bars.new, rows.hosts)
-        start, seen = self.range(now)[0] + self.origin, SEEN * self.resolution
         apart = {host.name for host in self.machine.hosts.values() if host.lost}
-        apart |= self.alike.stragglers(self.running(), now, start, seen)
-        state = self._structure, self.alike.version, frozenset(apart), frozenset(self.unfolded)
+        apart |= self.alike.stragglers(self.running(), now, *self._seen(now))
+        state = rows, self.alike.version, frozenset(apart), frozenset(self.unfolded)
         if state != self._laid:
             self._laid = state
             before, self.lanes = self.lanes, self.alike.lanes(rows, apart, self.unfolded)
             if self.lanes.drawn != before.drawn:
                 self._draw_lanes()
+
+    def _seen(self, now: float) -> tuple[float, float]:
+        return self.range(now)[0] + self.origin, SEEN * max(self.resolution, self.span(now) / FRAME)
 
     def _draw_lanes(self) -> None:
         self.computed.lay(self.lanes.drawn)
@@ -309,8 +332,6 @@ class Scene:
                 waiting.queue = deque([w for w in waiting.queue if w[0] not in told])
         held = self.by_device.held(when.start, when.end)
         self.by_device.add_held(lanes, held)
-        program = (rows.island, rows.program, rows.client)
-        self.by_program.add_held([program], held, float(len(rows.devices)))
 
     def _worked_on(self, rows: Joined) -> None:
         """The work of the host's process for rows."""
@@ -357,9 +378,8 @@ class Scene:
             (lane,) = lanes_of(record.island, record.host, (0,))
             row = self.host_rows.of.get(lane)
             if row is not None:
-                self.worked.add(
-                    [_mark(row, WORK.index(record.kind), record.start, record.end, record)]
-                )
+                kind = WORK.index(record.kind)
+                self.worked.add([_mark(row, kind, record.start, record.end, record)])
 
     def _run(self, number: int, program: str, client: str) -> RunSeen:
         """The memory of a run."""
@@ -387,12 +407,8 @@ class Scene:
         """An element was made, and sent to its hosts."""
         row = self.host_rows.of[Lane(FEEDS, span.host, 0)]
         made = min(max(span.start, float(span.args.get("made", span.end))), span.end)
-        self.worked.add(
-            [
-                _mark(row, WORK.index("prepare"), span.start, made, span),
-                _mark(row, WORK.index("send"), made, span.end, span),
-            ]
-        )
+        for kind, start, end in (("prepare", span.start, made), ("send", made, span.end)):
+            self.worked.add([_mark(row, WORK.index(kind), start, end, span)])
 
     def _wait(self, devices: tuple[int, ...], wait: Wait) -> None:
         gang = wait.gang
@@ -409,7 +425,7 @@ class Scene:
         return seen is None or any(t.step == step and t.host == host for t in seen.transfers)
 
     def _what_of(self, bar: Bar) -> int:
-        return self.what(What(bar.node, bar.program, bar.client, bar.line))
+        return self.catalogue.row(What(bar.node, bar.program, bar.client, bar.line))
 
     def _event(self, event: Event) -> None:
         self.last = max(self.last, event.time)
@@ -442,8 +458,6 @@ class Scene:
             if origin and origin != span.island:
                 rate = float(span.args.get("nbytes", 0)) / (span.end - span.start)
                 self.by_dcn.add(span.island, span.start, span.end, rate)
-        if span.kind == "gang":
-            self.first = min(self.first, span.start)
         self.computed.bars.add(bars_of(span, self.rows.places))
         if span.kind != "gang":
             return
@@ -464,12 +478,6 @@ class Scene:
                 if other == key:
                     del waiting.queue[place]
                     break
-        self.by_program.add(
-            (span.island, span.program, span.client),
-            span.start,
-            span.end,
-            float(len(span.devices)),
-        )
 
     def paint(self, bar: Bar) -> int:
         """Index into the palette of a bar."""
@@ -477,35 +485,22 @@ class Scene:
             return 1
         return 0 if bar.kind else self.palette.code(bar.program, bar.node)
 
-    def what(self, what: What) -> int:
-        """Row of the catalogue for *what*; row 0 is a catch-all once 4,095 are known."""
-        if not self.catalogue:
-            self.catalogue[What("several", "", "", "")] = 0
-        if what not in self.catalogue and len(self.catalogue) < 4096:
-            self.catalogue[what] = len(self.catalogue)
-        return self.catalogue.get(what, 0)
-
-    def catalogue_columns(self) -> dict[str, list[str]]:
-        """The catalogue as columns, for hover texts."""
-        known = list(self.catalogue)
-        return {
-            "node": [what.node or "several" for what in known],
-            "program": [what.program or "several programs" for what in known],
-            "client": [what.client for what in known],
-            "line": [what.source for what in known],
-        }
-
     def _forget(self, now: float) -> None:
         """Keep to the window, and go coarser when too many bars are in it."""
         for strip in self._strips:
-            strip.forget_before(now - 1.1 * self.window)
+            strip.forget_before(now - 1.1 * self.window, self._kept)
         self.resolution = max(self.resolution, self.computed.bars.resolution)
+
+    @property
+    def _kept(self) -> float:
+        """Bars that ended before (seconds) go coarser first: the others are looked at."""
+        return self.shown.start if self.shown else float("inf")
 
     def coarsen(self, most: int) -> None:
         """Merge bars until there are at most about *most*."""
         for strip, share in zip(self._strips, (1, 2, 2), strict=True):
             if len(strip.table) > most // share:
-                strip.coarsen(most // share)
+                strip.coarsen(most // share, self._kept)
         self.resolution = max(self.resolution, self.computed.bars.resolution)
 
     @property
@@ -526,6 +521,12 @@ class Scene:
 
     def range(self, now: float) -> tuple[float, float]:
         """The time axis at *now*: seconds since the origin."""
+        if self.shown:
+            return self.shown.start - self.origin, self.shown.end - self.origin
+        return self.lately(now)
+
+    def lately(self, now: float) -> tuple[float, float]:
+        """The whole window that ends *now*: seconds since the origin."""
         end = max(now - self.origin, self.lead + min(0.2, self.window))
         return max(self.lead, end - self.window), end
 
@@ -552,20 +553,19 @@ class Scene:
         return place and place[0]
 
     @property
-    def drawn(self) -> list[Bar]:
-        """The bars that the queue panel holds."""
-        return self.computed.bars.items
-
-    @property
     def marks(self) -> int:
         """How many bars and marks are drawn."""
         return len(self.bars) + len(self.waited.table) + len(self.worked.table)
 
     @property
     def merged(self) -> bool:
-        """Whether any bar stands for several in a row."""
-        devices = self.rows.devices
-        return any(bar.count > devices.get(bar.row, 1) for bar in self.computed.bars.items)
+        """Whether any bar that is shown stands for several in a row."""
+        devices, start = self.rows.devices, self.shown.start if self.shown else float("-inf")
+        return any(
+            bar.count > devices.get(bar.row, 1)
+            for bar in self.computed.bars.items
+            if bar.end > start
+        )
 
     @property
     def busy(self) -> bool:
@@ -588,10 +588,3 @@ def _mark(row: float, kind: int, start: float, end: float, span: Span, count: in
 
 def _by_kind(paints: Sequence[int]) -> Callable[[Bar], int]:
     return lambda bar: paints[bar.kind]
-
-
-def _begun(item: Item) -> float:
-    """When the first computation in *item* began, if there is one."""
-    if isinstance(item, Row):
-        return item.begun
-    return item.start if isinstance(item, Span) and item.kind == "gang" else float("inf")

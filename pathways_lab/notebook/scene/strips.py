@@ -44,7 +44,7 @@ class Strip:
         what: Callable[[Bar], int], paint: Callable[[Bar], int], **more: Column,
     ) -> None:  # fmt: skip
         self.origin, self.edges, self.budget = origin, edges, budget
-        self.bars = Bars()
+        self.bars, self._coarse = Bars(), 0.0
         self._drawn: Drawn | None = None  # each row at its own place
         self._columns: dict[str, Column] = {
             "left": (np.float64, lambda b: b.start - origin),
@@ -104,20 +104,33 @@ class Strip:
         within = np.clip(shown / np.maximum(right - left, 1e-9), 0.0, 1.0)
         return columns, within * columns["busy"] * columns["count"] / 1000
 
-    def forget_before(self, time: float) -> None:
-        """Drop what ended before *time*, and go coarser when too much is left."""
+    def refine(self, resolution: float) -> None:
+        """New bars are merged to *resolution* (seconds), or coarser where there are too many."""
+        self.bars.resolution = max(resolution, self._coarse)
+
+    def forget_before(self, time: float, kept: float) -> None:
+        """Drop what ended before *time*, and go coarser when too much is left: see *coarsen*."""
         self.table.drop(len(self._shown(self.bars.forget_before(time))))
         over = max(len(self.table), len(self.bars.items) / HELD) / self.budget
         if over > 1:
-            self.coarsen(int(2 / 3 * len(self.table) / over))
+            self.coarsen(int(2 / 3 * len(self.table) / over), kept)
 
-    def coarsen(self, most: int) -> None:
-        """Merge until at most about *most* bars are drawn."""
-        kept, items = Bars(), self.bars.items
+    def coarsen(self, most: int, kept: float) -> None:
+        """Merge until at most about *most* bars are drawn: those that ended before *kept*
+        (seconds) if that is enough, else all."""
+        items, resolution = self.bars.items, self.bars.resolution
         most_items = most * len(items) // max(len(self.table), 1)
-        kept.items, kept.resolution = fitting(items, most_items, max(self.bars.resolution, 1e-6))
-        kept.seal()
-        self.bars = kept
+        newest = [bar for bar in items if bar.end >= kept]
+        if 0 < len(newest) <= most_items // 2:
+            old = [bar for bar in items if bar.end < kept]
+            merged, _ = fitting(old, most_items - len(newest), max(resolution, 1e-6))
+            merged += newest
+        else:
+            merged, resolution = fitting(items, most_items, max(resolution, 1e-6))
+            self._coarse = resolution
+        self.bars = Bars(resolution)
+        self.bars.items = merged
+        self.bars.seal()
         self._again()
 
 

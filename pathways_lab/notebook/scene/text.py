@@ -86,15 +86,15 @@ def table(scene: Scene, now: float, title: str) -> str:
     lanes = scene.machine.lanes
     if not lanes:
         return lines[0]
+    start, end = scene.lately(now)
+    seconds = end - start
     rows: list[tuple[str, ...]] = []
     grouped: dict[tuple[str, ...], list[Lane]] = {}
     for lane in lanes:
         device = str(lane.device) if len(lanes) <= MOST_LINES else "all"
         grouped.setdefault((lane.island, short(lane.host), device), []).append(lane)
     for names, group in grouped.items():
-        share = sum(
-            recent(edges, shares[lane], now, scene.span(now)) for lane in group if lane in shares
-        )
+        share = sum(recent(edges, shares[lane], now, seconds) for lane in group if lane in shares)
         what = next((scene.recent[lane] for lane in group if lane in scene.recent), None)
         last = f"{what.node or 'several'} of {what.program or 'several programs'}" if what else "-"
         rows.append((*names, f"{100 * share / len(group):.0f} %", last))
@@ -102,7 +102,7 @@ def table(scene: Scene, now: float, title: str) -> str:
     lines += ["  " + line for line in TextTable(rows[:MOST_LINES], heads, "<<<><").lines()]
     if len(rows) > MOST_LINES:
         lines.append(f"  ... and {len(rows) - MOST_LINES} more hosts")
-    lines.append(f"  (busy: share of {scene.span(now):.2f} s; transfers do not count)")
+    lines.append(f"  (busy: share of {seconds:.2f} s; transfers do not count)")
     if said := advice(scene, now):
         lines.append(f"  {said}")
     return "\n".join(lines)

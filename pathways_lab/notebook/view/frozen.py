@@ -56,17 +56,19 @@ def freeze(
     palette: Palette,
     notes: Sequence[str] = (),
     machine: Machine | None = None,
+    stepwise: bool = False,
 ) -> Bundle:
     """The picture of *records* between two times (seconds on their clock).
 
     machine: what is known of islands, hosts and slices beside the records.
+    stepwise: lanes show the last steps of what repeats, and an overview below them everything.
     """
     window = max(end - origin, 1e-3)
     known = sorted(records, key=known_order)
     for level in ("", "host", "island"):
         scene = Scene(
             origin, window, palette, final=True, budget=FINEST, level=level,
-            machine=deepcopy(machine),
+            machine=deepcopy(machine), stepwise=stepwise,
         )  # fmt: skip
         scene.add(known, end)
         least = 0 if level == "island" else ENOUGH * len(scene.lanes.rows.labels)
@@ -96,13 +98,16 @@ def _bundle(
 ) -> Bundle:
     drawn = plots(panels, scene, end)
     facts = _facts(scene, end)
-    if scene.lead and any(plot.time for plot in drawn):
+    if scene.lead and not scene.shown and any(plot.time for plot in drawn):
         notes = (*notes, lead_note(scene.lead))
     if facts["merged"] and "queues" in panels:
         notes = (*notes, merged_note(scene.resolution))
     line = summary(scene, end, title)
     said = advice(scene, end) if any(plot.time for plot in drawn) else ""
-    svg = picture(drawn, title, notes, legend(completed(panels, scene), scene), facts, line, said)
+    known = legend(completed(panels, scene), scene)
+    everything = scene.profile.told(scene.origin, len(scene.machine.lanes))
+    overview = everything if scene.shown else None
+    svg = picture(drawn, title, notes, known, facts, line, said, overview)
     data = {"text/html": image(svg, line), "text/plain": table(scene, end, title)}
     return data, {"pathways_lab": facts}
 
@@ -131,7 +136,7 @@ def _facts(scene: Scene, end: float) -> Mapping[str, Any]:
         bar stands for more than one; resolution: seconds; dropped: records that
         were lost before they could be drawn.
     """
-    bars = scene.drawn
+    bars = scene.computed.bars.items
     gangs = [bar for bar in bars if bar.kind == GANG]
     return {
         "bars": len(scene.bars),

@@ -104,6 +104,9 @@ function decode(text, view) {
   return changes;
 }
 
+// The bytes of a message as a buffer of their own.
+const toBuffer = ({ buffer, byteOffset, byteLength }) => buffer.slice(byteOffset, byteOffset + byteLength);
+
 function joined(old, more, keep) {
   const skip = Math.max(0, old.length + more.length - keep);
   if (Array.isArray(more)) return [...old, ...more].slice(skip);
@@ -204,6 +207,7 @@ class Feed {
     if (message.type === "scripts") attemptFor(this.model.get("_scripts").version).push(buffers);
     else if (message.type === "snapshot") this.take({ ...message, block: buffers[0] });
     else if (message.type === "kept") keep(this.model, (this.kept = message));
+    else if (message.type === "file") this.saver?.foot.save(message.name, toBuffer(buffers[0]));
     else if (message.type === "text")
       for (const { foot } of this.views) foot.text.textContent = `${message.text}\n\n${HELP}`;
     else if (message.type === "update") {
@@ -269,15 +273,15 @@ class Feed {
       lists.push(decode(update.changes, update.block));
       header = update.header ?? header;
     }
+    if (header && !this.lost) {
+      this.header = header;
+      for (const view of this.views) view.header(header);
+    }
     if (lists.length) {
       const changes = summed(this.document, lists);
       apply(this.document, changes);
       this.came = performance.now();
       for (const view of this.views) view.apply(changes);
-    }
-    if (header && !this.lost) {
-      this.header = header;
-      for (const view of this.views) view.header(header);
     }
     this.waiting = rest;
     if (rest.length && !this.asked) {

@@ -1,5 +1,5 @@
 // What a person sees of a live view, and what they can do with it: head, figures,
-// scrubber, the chosen gang, keys, text.  One script with live.js, which follows it
+// the chosen gang, keys, text.  One script with foot.js, and with live.js, which follows
 // and has apply() and the feed; see live.py.
 
 function element(tag, name, text) {
@@ -108,95 +108,6 @@ const TITLES = {
   clear: "Forget what was until now.",
 };
 
-const HELP =
-  "Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
-  "n and p choose the next and the previous gang, u unfolds and folds lanes, t shows the picture as text, escape lets go. " +
-  "Shift and a drag sum up a stretch of time.";
-
-// Facts as words of the page, without those that say nothing.
-function told(facts) {
-  return facts
-    .filter(([, text]) => text && text !== "???")
-    .map(([label, text]) => {
-      const part = element("span", "fact");
-      if (label) part.appendChild(element("b", "", label));
-      part.append(text);
-      return part;
-    });
-}
-
-// Below the figures: a scrubber through the record, and a card that tells of the mark under the
-// pointer, or else of the chosen gang.
-class Foot {
-  constructor(send, seeks, reveal) {
-    this.root = element("div", "foot");
-    this.slider = this.root.appendChild(element("input", "scrubber"));
-    this.slider.type = "range";
-    this.slider.setAttribute("aria-label", "moment of the record, in seconds");
-    this.slider.title = "Any moment of the record; at the right end the picture follows.";
-    this.moment = this.root.appendChild(element("output", "moment"));
-    this.card = element("div", "card");
-    this.pointed = this.card.appendChild(element("div", "pointed"));
-    this.chosen = this.card.appendChild(element("div", "chosen"));
-    this.chosen.setAttribute("role", "status");
-    this.text = element("pre", "text");
-    this.text.hidden = true;
-    this.send = send;
-    this.seeks = seeks;
-    this.reveal = reveal;
-    this.slider.oninput = () => this.go(Number(this.slider.value));
-    this.point([]);
-  }
-
-  point(facts) {
-    this.pointed.replaceChildren(...told(facts));
-    this.pointed.hidden = !facts.length;
-    this.chosen.hidden = !!facts.length;
-  }
-
-  show(header) {
-    const [low, high] = header.moments;
-    const active = this.due !== undefined || this.root.contains(document.activeElement) && header.at !== null;
-    this.slider.min = low;
-    this.slider.max = high;
-    this.slider.step = Math.max((high - low) / 2000, 0.001);
-    if (!active) this.slider.value = header.at ?? high;
-    this.moment.textContent = `${Number(this.slider.value).toFixed(2)} s`;
-    const chosen = JSON.stringify([header.chosen, header.place]);
-    if (chosen === this.shown) return;
-    this.shown = chosen;
-    const parts = told(header.chosen);
-    const line = parts.find((part) => part.firstChild.textContent === "line");
-    line?.classList.add("pathways-lab-line");
-    if (line && header.place) {
-      const found = element("button", "fact pathways-lab-line");
-      found.append(...line.childNodes);
-      found.title = "Go to it in its cell.";
-      found.onclick = () => this.reveal();
-      parts[parts.indexOf(line)] = found;
-    }
-    this.chosen.replaceChildren(...parts);
-  }
-
-  // Moves are collected: a drag is many of them.
-  go(moment) {
-    const high = Number(this.slider.max);
-    this.moment.textContent = `${moment.toFixed(2)} s`;
-    this.wanted = moment >= high ? null : moment;
-    this.slider.value = moment;
-    this.seeks();
-    this.due ??= setTimeout(() => {
-      this.due = undefined;
-      this.send("seek", this.wanted);
-    }, 60);
-  }
-
-  step(share) {
-    const [low, high] = [Number(this.slider.min), Number(this.slider.max)];
-    this.go(Math.min(high, Math.max(low, Number(this.slider.value) + share * (high - low))));
-  }
-}
-
 const MARGINS = 258; // pixels beside the drawing area: LEFT and RIGHT of plot.py
 const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = "bold 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
@@ -220,7 +131,13 @@ class View {
     this.reader.title = "The picture as text, and what keys do.";
     this.reader.setAttribute("aria-expanded", "false");
     this.reader.onclick = () => this.read();
-    this.head.root.append(this.reader, this.pause);
+    this.keep = element("button", "button", "save");
+    this.keep.title = "Save the record of this view as a file, for Perfetto.";
+    this.keep.onclick = () => this.save();
+    this.other = element("button", "button");
+    this.other.title = "Show the last steps, or the whole window.";
+    this.other.onclick = () => feed.act("window");
+    this.head.root.append(this.reader, this.keep, this.other, this.pause);
     this.body = element("div", "body");
     this.body.setAttribute("role", "img");
     this.stretch = element("div", "stretch");
@@ -232,14 +149,17 @@ class View {
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.root.append(
       this.head.root, this.head.legend, this.head.advice, this.body,
-      this.foot.root, this.foot.card, this.foot.text,
+      this.foot.root, this.foot.card, this.foot.saved, this.foot.text,
     );
     this.paused = false;
     this.clock = setInterval(() => {
       if (feed.header && !feed.frozen && !document.hidden) this.head.count(feed.header, feed.age);
     }, TICK);
     this.fitted = [];
-    this.size = new ResizeObserver(() => requestAnimationFrame(() => this.fit()));
+    this.size = new ResizeObserver(() => requestAnimationFrame(() => {
+      this.fit();
+      if (feed.header && !feed.frozen) this.foot.draw(feed.header);
+    }));
     this.size.observe(this.body);
     this.watch = new MutationObserver(() => requestAnimationFrame(() => this.paint()));
     this.watch.observe(document.body, {
@@ -288,17 +208,22 @@ class View {
         events.title = beside(event) ? "A click unfolds the lane, or folds it again." : "";
       });
     }
-    this.fitted = [...copy._all_models.values()].filter((model) => model.data?.choices);
+    this.fitted = [...copy._all_models.values()]
+      .filter(({ type }) => /Figure$/.test(type))
+      .flatMap(({ renderers, x_range }) => renderers.map(({ data_source }) => [data_source, x_range]))
+      .filter(([source]) => source?.data.choices);
+    copy.get_model_by_name("time")?.change.connect(() => this.fit());
     this.fit();
     this.mark();
     this.paint();
   }
 
-  // Texts are as long as there is room for, here and now.
+  // Texts are as long as there is room for, here and now and at this zoom.
   fit() {
-    const across = this.body.clientWidth - MARGINS;
-    if (!this.document || across <= 0) return;
-    for (const source of this.fitted) {
+    const frame = this.body.clientWidth - MARGINS;
+    if (!this.document || frame <= 0) return;
+    for (const [source, { name, start, end }] of this.fitted) {
+      const across = name === "time" ? (frame * this.covered) / (end - start) : frame;
       const { choices, room, text } = source.data;
       const fits = (words, share) =>
         words.find((word) => ruler.measureText(word).width < share * across) ?? words.at(-1);
@@ -318,8 +243,11 @@ class View {
     this.head.show(header, this.feed.age);
     this.foot.show(header);
     this.feed.light();
+    if (!this.paused) this.covered = header.shown[1] - header.shown[0];
     this.resting = this.paused || header.at !== null;
     this.pause.textContent = this.resting ? "follow" : "pause";
+    this.other.textContent = header.window;
+    this.other.hidden = !header.window;
     this.root.setAttribute("aria-label", `${header.title}. ${HELP}`);
     this.body.setAttribute("aria-label", header.summary);
   }
@@ -457,7 +385,9 @@ class View {
       "-": () => this.zoom(2),
       n: () => this.next(true),
       p: () => this.next(false),
+      s: () => this.save(),
       t: () => this.read(),
+      w: () => this.feed.act("window"),
       u: () => this.feed.act("fold"),
       Escape: () => this.stretch.remove() ?? this.feed.choose(null),
     };
@@ -484,9 +414,15 @@ class View {
     this.reading = setInterval(() => this.feed.act("text"), 2000);
   }
 
+  save() {
+    this.feed.saver = this;
+    this.feed.act("save");
+  }
+
   // Canvases do not restyle themselves, and glyphs know no page variables.
   paint() {
     if (!this.document || this.feed.frozen) return;
+    this.foot.draw(this.feed.header);
     const ink = getComputedStyle(this.root).getPropertyValue("--pathways-lab-ink").trim();
     for (const model of this.document._all_models.values()) {
       if (ink && model.tags?.includes("theme-ink")) {

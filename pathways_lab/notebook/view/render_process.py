@@ -32,6 +32,7 @@ from weakref import WeakValueDictionary
 from pathways_lab.notebook.draw.bokeh_figures import documented
 from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
 from pathways_lab.notebook.scene.picture import LAST, Picture, Wanted
+from pathways_lab.notebook.view.answers import answer
 from pathways_lab.notebook.view.cpu_budget import PERIOD, Pace
 from pathways_lab.notebook.view.machine_load import COUNT, give_way, spare
 from pathways_lab.notebook.view.stills import Stills
@@ -131,13 +132,13 @@ class Studio:
 
     def _present(self, wanted: Wanted) -> Present:
         """The picture of a view, shared with others that show the same part of the record."""
-        key = wanted.window, wanted.origin, wanted.since
+        key = wanted.window, wanted.origin, wanted.since, wanted.stepwise
         present = self._presents.get(key)
         if present is None:
             if wanted.since is None and wanted.origin is None:
-                present = newest(self.timeline, wanted.window, FIRST, LATE)
+                present = newest(self.timeline, wanted.window, FIRST, LATE, wanted.stepwise)
             else:
-                present = Present(self.timeline, *key, late=LATE)
+                present = Present(self.timeline, *key[:3], late=LATE, stepwise=wanted.stepwise)
             self._presents[key] = present
         return present
 
@@ -147,8 +148,8 @@ class Studio:
             self._draw(number, shown)
         elif kind == "whole":
             self._draw(number, shown, whole=True)
-        elif kind == "text":
-            self._say("message", number, {"type": "text", "text": shown.picture.text()})
+        elif kind == "answer":
+            self._say("message", number, answer(shown.picture, *values))
         elif kind == "told":
             shown.told = values[0]
         elif kind == "close":

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from pathways_lab.notebook.scene.picture import Picture, Wanted
+from pathways_lab.notebook.view import answers
 from pathways_lab.notebook.view.cpu_budget import PERIOD
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.notebook.view.machine_load import Idle
@@ -72,8 +73,8 @@ class Painter(Protocol):
     def whole(self) -> None:
         """A snapshot is wanted."""
 
-    def text(self) -> None:
-        """The picture as text is wanted."""
+    def answer(self, name: str) -> None:
+        """One of :data:`.answers.ANSWERED` is wanted."""
 
     def end(self, outcome: str) -> None:
         """It shall freeze."""
@@ -111,9 +112,9 @@ class Thread:
         with self._lock:
             self._say(self._stream.snapshot())
 
-    def text(self) -> None:
+    def answer(self, name: str) -> None:
         with self._lock:
-            self._screen.message({"type": "text", "text": self.picture.text()})
+            self._screen.message(answers.answer(self.picture, name))
 
     def end(self, outcome: str) -> None:
         with self._lock:
@@ -263,8 +264,8 @@ class Seat:
     def whole(self) -> None:
         self._studio.tell("whole", self._number)
 
-    def text(self) -> None:
-        self._studio.tell("text", self._number)
+    def answer(self, name: str) -> None:
+        self._studio.tell("answer", self._number, name)
 
     def end(self, outcome: str) -> None:
         self._studio.tell("records", 0)  # on a busy machine it is seconds behind

@@ -25,12 +25,16 @@ from pathways_lab.notebook.kernel import line_index
 from pathways_lab.notebook.panels import chosen
 from pathways_lab.notebook.scene.picture import LAST, Picture, Wanted
 from pathways_lab.notebook.view import renderers
+from pathways_lab.notebook.view.answers import ANSWERED
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.notebook.view.live import LiveFigures
 from pathways_lab.notebook.view.stills import Still
 from pathways_lab.notebook.view.stream import Message
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
+
+WINDOW = 20.0
+"""Seconds that a view looks back."""
 
 LIVE, FROZEN = 4, 16
 """Live views per timeline, and frozen ones that late pages may still ask for; the
@@ -50,7 +54,8 @@ class View:
     """Panels over a timeline, shown by a notebook as a live picture.
 
     panels: names; none means the usual four.
-    window: seconds that it looks back while it is live.
+    window: seconds that it looks back while it is live; None: the last two steps of a program
+        that repeats, or :data:`WINDOW` seconds while none does.
     origin: time (records' clock) that the axis calls 0, and from which on the view
         shows what happened; None: the newest *window* seconds, on an axis that
         begins with the record.
@@ -67,7 +72,7 @@ class View:
         timeline: Timeline,
         panels: tuple[str, ...] = (),
         title: str = "",
-        window: float = 20.0,
+        window: float | None = None,
         origin: float | None = None,
         until: float = math.inf,
         runs: frozenset[int] = frozenset(),
@@ -78,12 +83,14 @@ class View:
         self.timeline = timeline
         self.panels = chosen(panels)
         self.title = str(title or "Pathways Lab")
+        stepwise = window is None
+        window = WINDOW if window is None else window
         if not (isinstance(window, int | float) and 0 < window < math.inf):
             raise ValueError(f"window={window!r} is not a number of seconds above 0, like 20")
         if not (origin is None or (isinstance(origin, int | float) and math.isfinite(origin))):
             raise ValueError(f"origin={origin!r} is not a time: give seconds of the records' clock")
         self.wanted = Wanted(
-            self.panels, self.title, window, origin, origin, until, runs, gangs,
+            self.panels, self.title, window, stepwise, origin, origin, until, runs, gangs,
             ("cancel", "clear") if cancel is not None else ("clear",),
         )  # fmt: skip
         self.outcome = ""
@@ -196,7 +203,8 @@ class View:
                 self._begin()
             assert self.live is not None
             data = {"text/plain": f"{self.title}: a live view"} | _widget(self.live)
-            self._handles.append(_display(data, display_id=True))
+            live = {"pathways_lab": {"live": True}}
+            self._handles.append(_display(data, live, display_id=True))
 
     def _begin(self) -> None:
         self.live = LiveFigures(self._ask, self._act)
@@ -216,7 +224,8 @@ class View:
             if self._cancel is not None:
                 self._cancel()
         elif self._painter is not None and not self._closed.is_set():
-            self._painter.text() if name == "text" else self._painter.do(name, value)
+            answered = name in ANSWERED
+            self._painter.answer(name) if answered else self._painter.do(name, value)
 
     def bundle(self) -> Bundle:
         """The frozen picture of everything that the view has seen."""

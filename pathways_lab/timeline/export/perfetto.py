@@ -172,14 +172,19 @@ def _names(processes: dict[str, int], threads: _Threads) -> list[Json]:
     return out
 
 
-def save(path: str | Path, records: Sequence[Record], dropped: int = 0) -> Path:
-    """Write *records* as a JSON file that Perfetto opens; returns the path."""
-    path = Path(path)
-    path = path if path.suffix else path.with_suffix(".json")
+def trace(records: Sequence[Record], dropped: int = 0) -> str:
+    """*records* as JSON that Perfetto opens."""
     plain = {
         "traceEvents": events(records),
         "displayTimeUnit": "ms",
         "otherData": {"records": len(records), "dropped": dropped},
     }
-    path.write_text(json.dumps(plain, default=str))
+    return json.dumps(plain, default=str)
+
+
+def save(path: str | Path, records: Sequence[Record], dropped: int = 0) -> Path:
+    """Write *records* as a JSON file that Perfetto opens; returns the path."""
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(".json")
+    path.write_text(trace(records, dropped))
     return path

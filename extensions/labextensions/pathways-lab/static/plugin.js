@@ -1,5 +1,6 @@
 // JupyterLab's side: the panel's place, commands, palette entries, pages in tabs.
 
+import { follow } from "./follow.js";
 import { Panel } from "./panel.js";
 
 const PAGES = [
@@ -24,7 +25,7 @@ export async function plugin(shared, styles) {
   const { Widget } = await shared("@lumino/widgets");
   const { ICommandPalette, MainAreaWidget } = await shared("@jupyterlab/apputils");
   const { ILayoutRestorer } = await shared("@jupyterlab/application");
-  const { INotebookTracker } = await shared("@jupyterlab/notebook");
+  const { INotebookTracker, NotebookActions } = await shared("@jupyterlab/notebook");
   const { ISettingRegistry } = await shared("@jupyterlab/settingregistry");
   const { ServerConnection } = await shared("@jupyterlab/services");
   const { LabIcon } = await shared("@jupyterlab/ui-components");
@@ -79,6 +80,8 @@ export async function plugin(shared, styles) {
     const place = new Place();
     app.shell.add(place, "left", { rank: 650 });
     restorer?.add(place, place.id);
+
+    if (notebooks) follow(notebooks, NotebookActions);
 
     // The first lab that starts opens the panel: with "Run All" the page shows the last cell, and
     // nothing else would show that devices compute.  Kernels mark the line that says it is ready.
