@@ -37,6 +37,9 @@ def lora(rank: int) -> dict[str, Any]:
     return {key: RNG.normal(size=size).astype(np.float32) for key, size in sizes.items()}
 
 
+X = np.ones((2, WIDTH), np.float32)
+
+
 def serve(lab: pw.Lab, *args: Any, **options: Any) -> ServingTrunk:
     made = lab.trunk(*args, **options)
     assert isinstance(made, ServingTrunk)
@@ -115,8 +118,14 @@ def test_adapters_of_unlike_ranks_go_together_and_have_their_own_gradients(
 
 
 def test_wrong_calls_are_refused_and_the_next_one_is_well(
-    guests: list[pw.Lab], trunk: ServingTrunk
+    lab: pw.Lab, guests: list[pw.Lab], trunk: ServingTrunk
 ) -> None:
+    s = lab.slice(1)
+    with serve(lab, "gpt odd", lambda w, x: (jax.tree_util.Partial(abs, x),), {}, on=s) as odd:
+        until(lambda: "gpt odd" in guests[0].published)
+        with pytest.raises(pw.PathwaysError, match="what the function returns cannot be given"):
+            guests[0].trunk("gpt odd")(X)
+        assert odd.gangs == 1
     call = guests[0].trunk("gpt")
     with pytest.raises(pw.PathwaysError, match=r"the trunk 'gpt' of .*: .*dot_general requires"):
         call(np.ones((2, WIDTH + 1), np.float32))
@@ -124,10 +133,10 @@ def test_wrong_calls_are_refused_and_the_next_one_is_well(
         pw.program(lambda x: call(x))(np.ones((2, WIDTH), np.float32))
     with pytest.raises(pw.PathwaysError, match="there is gpt"):
         guests[0].trunk("other")
-    guests[0].publish("trunk:gpt: what", {"x": 1}, to=trunk.server)
+    guests[0].publish("trunk 3 gpt what", {"x": 1}, to=trunk.server)
     with pytest.raises(pw.PathwaysError, match="published something under this name"):
         guests[0].publish("gpt", {"trunk": 1})
-    answer = guests[0].take("trunk:gpt: what", wait=60)
+    answer = guests[0].take("trunk 3 gpt what", wait=60)
     assert answer == {"refused": "this is no call of a trunk: 'what'"}
     assert call(np.ones((2, WIDTH), np.float32))["y"].result().shape == (2, WIDTH)
 

@@ -168,7 +168,7 @@ class ServingTrunk(Trunk):
         self._under_way: dict[int, Handle] = {}  # nobody hears of the end of what has no handle
         self._numbers = itertools.count(1)
         self._closing = False
-        self._prefix = _label(name, "", 0).partition(" ")[0]
+        self._prefix = _prefix(name)
         self._thread = threading.Thread(target=self._serve, name=f"trunk {name}", daemon=True)
 
     def open(self) -> ServingTrunk:
@@ -284,7 +284,11 @@ class ServingTrunk(Trunk):
     def _answer(self, name: str, client: str) -> Callable[[Any], None]:
         def answer(made: Any) -> None:
             with contextlib.suppress(PathwaysError):
-                give(self._session, name, made, client, _nobody)
+                try:
+                    give(self._session, name, made, client, _nobody)
+                except TypeError as error:
+                    told = {"refused": f"what the function returns cannot be given: {error}"}
+                    give(self._session, name, told, client, _nobody)
 
         return answer
 
@@ -377,9 +381,14 @@ def _told(answers: deque[Any], board: Any) -> Callable[[Any], None]:
     return answer
 
 
+def _prefix(trunk: str) -> str:
+    """No other trunk's names begin so."""
+    return f"trunk {len(trunk)} {trunk} "
+
+
 def _label(trunk: str, client: str, number: int) -> str:
     """The name of what goes to a trunk and comes back."""
-    return f"trunk:{trunk}: {client} {number}"
+    return f"{_prefix(trunk)}{client} {number}"
 
 
 class Trunks:
