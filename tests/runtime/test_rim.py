@@ -9,15 +9,6 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import (
-    CancelRequested,
-    HandlePublished,
-    PatienceEnded,
-    ProgramsDropped,
-    Published,
-    Taken,
-    Unpublished,
-)
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
@@ -127,17 +118,17 @@ def test_hosts_hear_who_has_left_and_count_who_lies(lab: Lab) -> None:
 
 
 def test_who_takes_a_handle_gets_a_ticket_and_all_hear_of_names(lab: Lab) -> None:
-    lab.rim.happened(HandlePublished(0.0, "c", "kernel-1", "w", (ONE + 5,)))
+    lab.rim.happened(m.HandlePublished(0.0, "c", "kernel-1", "w", (ONE + 5,)))
     lab.core.answer = lambda event: [
-        Published("c", "kernel-1", "w"),
-        Taken("c", "kernel-2", "w", (2 << 32 | 1,), (ONE + 5,), (ONE,), b"about", 3),
+        m.Published("c", "kernel-1", "w"),
+        m.Taken("c", "kernel-2", "w", (2 << 32 | 1,), (ONE + 5,), (ONE,), b"about", 3),
     ]
     lab.say(2, "take", name="w", buffers=[2 << 32 | 1], id=3)
     assert lab.clients[0].of("topology")[-1]["published"] == {"w": "kernel-1"}
     (taken,) = lab.clients[1].of("answered")
     assert (taken["id"], taken["failure"]) == (3, None)
     assert (taken["stored"], taken["tickets"]) == ((ONE + 5,), [ticket_of(DATA_KEY, ONE + 5, 2)])
-    lab.core.answer = lambda event: [Unpublished("c", "kernel-1", "w")]
+    lab.core.answer = lambda event: [m.Unpublished("c", "kernel-1", "w")]
     lab.say(1, "unpublish", name="w", id=4)
     assert lab.clients[1].of("topology")[-1]["published"] == {}
     lab.say(2, "take", name="", buffers=[2 << 32 | 2], id=5)
@@ -198,8 +189,8 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
         m.ProgramRegistered(0, "", client, plan),
         m.BufferDeclared(0, "", client, ONE + 5, ONE, 4),
         m.RunSubmitted(0, "", client, ONE + 9, "plan", (None,), (ONE + 6,)),
-        CancelRequested(0, "", client, (ONE + 9,)),
-        ProgramsDropped(0, "", client, ("plan",), (("f", ONE),)),
+        m.CancelRequested(0, "", client, (ONE + 9,)),
+        m.ProgramsDropped(0, "", client, ("plan",), (("f", ONE),)),
         m.BuffersDropped(0, "", client, (ONE + 5, ONE + 6)),
         m.SliceReleased(0, "", client, ONE),
         m.PolicyChosen(0, "", client, ProportionalShare({"a": 2.0}), 5),
@@ -600,6 +591,6 @@ def test_the_core_hears_the_time_when_it_wants_to_and_else_never(lab: Lab) -> No
     lab.now += 10
     lab.rim.look()
     (event,) = lab.core.events[before:]
-    assert isinstance(event, PatienceEnded)
+    assert isinstance(event, m.PatienceEnded)
     assert event.time >= lab.core.due
     assert lab.hosts["i0/h"].of("free") == [{"buffers": (ONE + 3,)}]
