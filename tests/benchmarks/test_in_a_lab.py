@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pathways_lab as pw
-from benchmarks import clients, crossover, fanout, following, looking, pipeline, serving
+from benchmarks import clients, crossover, fanout, following, looking, pipeline, serving, trunk
 from benchmarks.gangs.tenant import Tenant
 from benchmarks.harness.numbers import Ratio
 from benchmarks.harness.rounds import Measured, Timed, measure
@@ -178,3 +178,21 @@ def test_factors_compare_the_two_dispatches() -> None:
     measured.times[two][pipeline.PARALLEL] = [1.1]
     (verdict,) = pipeline.never_slower(pipeline.factors(measured, cases))
     assert verdict.met is False
+
+
+@pytest.mark.cluster
+def test_calls_of_a_trunk_and_of_copies_are_measured_and_are_right(lab: pw.Lab) -> None:
+    assert lab.embedded is not None
+    with (
+        pw.Lab(lab.embedded.control, name="client0") as one,
+        pw.Lab(lab.embedded.control, name="client1") as two,
+    ):
+        bench = trunk.Bench(lab, [one, two], trunk.Model(8, 1.0))
+        assert bench.alone(0.1) > 0
+        with bench.trunk(2) as (served, calls):
+            seconds, had = bench.rate(calls, 0.1)
+            assert 0 < seconds < 60
+            assert had == served.calls
+        bench.wanted["client0"] = bench.wanted["client1"]
+        with bench.trunk(2) as (_, calls), pytest.raises(AssertionError, match="Not equal"):
+            bench.rate(calls, 0.1)
