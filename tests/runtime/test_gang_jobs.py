@@ -57,9 +57,10 @@ def waited(receipt: Receipt, *, free: bool, doomed: Failure | None = None) -> li
     found: list[Ends] = []
     place: Any = SimpleNamespace(locals=(0,))
     functions: Any = {"f": execute}
+    tenants: Any = SimpleNamespace(explained=lambda _, failure: failure, meet=print)
     job = SegmentJob(
         launch, place, functions, "host", lambda piece: found.append(piece.ends()),
-        lambda _, failure: failure, print, 0.0,
+        tenants, 0.0,
     )  # fmt: skip
     piece = Piece(job, 0)
     piece.start()

@@ -18,6 +18,9 @@ from pathways_lab.runtime import arrays
 from pathways_lab.runtime.host.segment_job import UNSEEN, Ends, Piece, SegmentJob
 from tests.runtime.launch_kit import HOST, PlanBuilder, binding, grant
 
+ALONE: Any = SimpleNamespace(explained=lambda _, failure: failure, meet=print)
+"""Slices without other hosts."""
+
 
 class Receipt:
     """ready: whether it is there at once.  error: what its gang ended with."""
@@ -74,7 +77,7 @@ def launched(
         pieces.append(piece.ends())
 
     functions: Any = devices
-    job = SegmentJob(row, place, functions, HOST, over, lambda _, f: f, print, 0.0)
+    job = SegmentJob(row, place, functions, HOST, over, ALONE, 0.0)
     piece: Piece | None = Piece(job, 0)
     while piece is not None:
         piece.start()
@@ -165,9 +168,7 @@ def test_an_argument_that_cannot_be_read_fails_its_readers() -> None:
     row = next(action for action in actions if isinstance(action, Segment))
     devices: Any = Devices()
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
-    piece = Piece(
-        SegmentJob(row, place, devices, HOST, lambda *_: None, lambda _, f: f, print, 0.0), 0
-    )
+    piece = Piece(SegmentJob(row, place, devices, HOST, lambda *_: None, ALONE, 0.0), 0)
     piece.start()
     assert devices.called == []
     report = launcher.done((1, 0), [0.0] * 4, {})[0]
@@ -186,9 +187,7 @@ def together(
     row = next(action for action in actions if isinstance(action, Segment))
     assert row.together
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
-    return SegmentJob(
-        row, place, devices, HOST, lambda *_: None, lambda _, f: f, print, 0.0
-    ), launcher
+    return SegmentJob(row, place, devices, HOST, lambda *_: None, ALONE, 0.0), launcher
 
 
 def test_on_several_hosts_all_are_launched_with_zeros_for_what_is_lost(

@@ -223,8 +223,7 @@ class Carrier:
             executables,
             self._host,
             self._over,
-            self._tenants.explained,
-            self._tenants.meet,
+            self._tenants,
             time.monotonic(),
         )
         job.doomed = self._doomed.pop(segment.key, None) if self._doomed else None

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from pathways_lab.core.diagnosis.stall import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.bundles import arrays_of
-from pathways_lab.core.program.program import Call, Value
+from pathways_lab.core.program.program import Value
 from pathways_lab.executor.local_array import Slot
 from pathways_lab.executor.steps import Key, Segment
 from pathways_lab.runtime import arrays, nan_checks
@@ -38,6 +38,7 @@ from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.compiler import Executable
 from pathways_lab.runtime.host.gang_failures import CallbackError, doom, failure_in, missing
 from pathways_lab.runtime.host.host_loop import Lap, Laps
+from pathways_lab.runtime.host.local_slices import Tenants
 
 _LEFT_BEHIND = 1.0
 """Seconds after which a gang that was ended, and does not end, is not waited for any more."""
@@ -88,8 +89,7 @@ class SegmentJob:
     """A segment that was handed to its device queue.
 
     on_over(piece): called in the queue's threads.
-    explain(place, failure): what a gang failed of, where other hosts may be the cause; may wait.
-    meet(place, call): called before the first launch of a function on several hosts.
+    tenants: know other hosts of its slice, which may be the cause of a failure.
     handed: monotonic seconds when its inputs and its turn had come.
     called: when its gangs were, as far as they were.
     over, announced: so many gangs are over; were said to be launched.
@@ -104,8 +104,7 @@ class SegmentJob:
         executables: Mapping[str, Executable],
         host: str,
         on_over: Callable[[Piece], None],
-        explain: Callable[[Place, Failure], Failure],
-        meet: Callable[[Place, Call], None],
+        tenants: Tenants,
         handed: float,
     ) -> None:
         self.segment = segment
@@ -127,8 +126,7 @@ class SegmentJob:
         only = self.executables[0] if len(self.parts) == 1 else None
         alone = only is not None and only.alone
         self.special = alone or segment.first
-        self._explain = explain
-        self._meet = meet
+        self._tenants = tenants
 
     # --- in the queue's threads -----------------------------------------------------------
 
@@ -181,7 +179,7 @@ class SegmentJob:
         if executable.calls_python:
             executable.gangs.key, executable.gangs.errors = self.segment.key, []
         if self.segment.first:
-            self._meet(self.place, self.parts[at].call)
+            self._tenants.meet(self.place, self.parts[at].call)
 
     def look(self, at: int, receipt: Any) -> None:
         """Read the receipt of a special gang.  Raises the error that it tells of."""
@@ -203,7 +201,7 @@ class SegmentJob:
         call, plan = self.parts[at].call, self.segment.plan
         if self.doomed is not None:
             return doom(self.doomed, plan, call, self.host)
-        return self._explain(self.place, failure_in(error, plan, call, self.host))
+        return self._tenants.explained(self.place, failure_in(error, plan, call, self.host))
 
     def lose(self, at: int) -> None:
         """A part has no results."""
