@@ -35,6 +35,9 @@ HOLD = BROWSER + "test_a_held_picture_stands_and_then_shows_the_present"
 PANEL_TESTS = "tests/notebook/test_browser_panel.py::"
 PLUGIN = "extensions/labextensions/pathways-lab/static/plugin.js"
 PAGES = "tests/notebook/test_browser_lab.py::test_panel_and_pages_move_while_the_kernel_is_busy"
+FOLLOW = "extensions/labextensions/pathways-lab/static/follow.js"
+SIGHT = BROWSER + "test_run_all_shows_the_view_that_has_begun_unless_somebody_scrolls"
+STEPS = BROWSER + "test_two_steps_stand_still_and_all_of_them_are_saved"
 OUTSIDE = ' fetch("https://example.org/x").catch(() => 0);'
 
 
@@ -82,9 +85,9 @@ ALL = (
     ),
     Broken(
         "theme: not painted again", NOTEBOOK + "view/page.js",
-        "if (!this.document || this.feed.frozen) return;\n    const ink",
+        "if (!this.document || this.feed.frozen) return;\n    this.foot.draw",
         "if (this.once || !this.document || this.feed.frozen) return;\n"
-        "    this.once = true;\n    const ink",
+        "    this.once = true;\n    this.foot.draw",
         BROWSER + "test_it_follows_the_theme",
     ),
     Broken(
@@ -154,7 +157,7 @@ ALL = (
         "out[name].push(data[name][i]);", "out[name].length;", FOUND,
     ),
     Broken(
-        "scrubber: no moment is sought", NOTEBOOK + "view/page.js",
+        "scrubber: no moment is sought", NOTEBOOK + "view/foot.js",
         'this.send("seek", this.wanted);', "", FOUND,
     ),
     Broken(
@@ -188,6 +191,37 @@ ALL = (
         "dashboard page: the prefix of a hub is forgotten",
         "extensions/pathways_lab_server/__init__.py",
         "os.environ[PAGES_VARIABLE] = pages", 'os.environ[PAGES_VARIABLE] = "/" + LABS', PAGES,
+    ),
+    Broken(
+        "overview: nothing is painted", NOTEBOOK + "view/foot.js",
+        "      pen.fillRect(left, tall - 2 - high, right - left, high);\n", "", STEPS,
+    ),
+    Broken(
+        "steps: no way to the whole window", NOTEBOOK + "view/page.js",
+        '      w: () => this.feed.act("window"),\n', "", STEPS,
+    ),
+    Broken(
+        "words: not fitted to the zoom", NOTEBOOK + "view/page.js",
+        'name === "time" ? (frame * this.covered) / (end - start) : frame', "frame", STEPS,
+    ),
+    Broken(
+        "save: no file", NOTEBOOK + "view/foot.js", "    link.click();\n", "", STEPS,
+    ),
+    Broken(
+        "save: Perfetto has nothing", NOTEBOOK + "view/foot.js",
+        "    tab.postMessage({ perfetto", "    ({ perfetto", STEPS,
+    ),
+    Broken(
+        "Run All: the page's end", FOLLOW,
+        "if (live && notebook.isVisible", "if (!live && notebook.isVisible", SIGHT,
+    ),
+    Broken(
+        "Run All: whoever scrolls is brought back", FOLLOW,
+        " && touched < run.since + GRACE", "", SIGHT,
+    ),
+    Broken(
+        "saved picture: its ground is white in the dark", NOTEBOOK + "draw/svg.py",
+        "@media(prefers-color-scheme:dark)", "@media(prefers-color-scheme:none)", RELOAD,
     ),
     Broken(
         "outside request of a view", NOTEBOOK + "view/live.js",
