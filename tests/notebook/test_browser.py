@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -529,13 +530,17 @@ def test_two_steps_stand_still_and_all_of_them_are_saved(moving: Page, tmp_path:
     grows(page)
     start, end, first = page.page.evaluate(SHOWN)
     assert 1.0 < end - start < 1.6, "two steps of 0.65 s"
-    until(lambda: page.page.evaluate(SHOWN)[0] > start)
-    start, end, _ = page.page.evaluate(SHOWN)
-    page.page.wait_for_timeout(150)
-    assert page.page.evaluate(SHOWN)[:2] in (
-        [start, end],
-        [pytest.approx(start + 0.65, abs=0.1), pytest.approx(end + 0.65, abs=0.1)],
+    begun = page.page.evaluate(
+        f"""async () => {{
+          const seen = new Set();
+          while (seen.size < 4) {{
+            seen.add(({SHOWN})()[0]);
+            await new Promise(requestAnimationFrame);
+          }}
+          return [...seen];
+        }}"""
     )
+    assert min(b - a for a, b in pairwise(begun)) > 0.6, "it moves by steps, and stands between"
     assert first < start, "older bars are there, beside the window"
     page.page.focus(".pathways-lab")
     page.page.keyboard.press("-")
