@@ -70,13 +70,15 @@ class Footprint:
         one of several processes.
     lane: the name of the queue that launches on them.
     number: its own in this process.
+    formation: of which hosts compute together on them, by its number; 0: this one alone.
     executables: compiled functions, filled by :mod:`pathways_lab.runtime.host.compiler`.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self, lane: str, devices: Mapping[Owned, Any]) -> None:
+    def __init__(self, lane: str, devices: Mapping[Owned, Any], formation: int = 0) -> None:
         self.lane = lane
+        self.formation = formation
         self.number = next(self._numbers)
         self.devices = dict(devices)
         self.executables: dict[Any, Any] = {}

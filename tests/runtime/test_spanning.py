@@ -69,12 +69,12 @@ def test_a_broken_collective_waits_for_the_news(tmp_path: Path) -> None:
     news = threading.Timer(0.05, runtime.dissolve, (7, "h1 was lost: killed"))
     news.start()
     said: list[object] = []
-    explained = runtime.explained(on, broken, lambda *news: said.append(news))
+    explained = runtime.explained(on, 7, broken, lambda *news: said.append(news))
     assert said == [], "somebody else has said it"
     assert (explained.kind, explained.message) == ("lost", "f failed: h1 was lost: killed")
     assert explained.details == broken.details
     own = Failure("execute", "f failed: division by zero", node="f", host=H0)
-    assert runtime.explained(on, own, lambda *news: None) is own
+    assert runtime.explained(on, 7, own, lambda *news: None) is own
     news.join()
 
 
@@ -87,13 +87,13 @@ def test_without_news_a_broken_collective_says_what_it_saw(
     runtime.span(on.slice, Formation.of(on, 7, 0))
     broken = Failure("execute", "f failed: ...", node="f", host=H0, details="... Gloo ... reset")
     said: list[tuple[int, str]] = []
-    assert runtime.explained(on, broken, lambda *news: said.append(news)) is broken
+    assert runtime.explained(on, 7, broken, lambda *news: said.append(news)) is broken
     assert [number for number, _ in said] == [7]
 
     def answer(number: int, reason: str) -> None:
         runtime.dissolve(number, reason)
 
-    explained = runtime.explained(on, broken, answer)
+    explained = runtime.explained(on, 7, broken, answer)
     assert explained.kind == "lost"
     assert "the connections between its hosts broke" in explained.message
 
@@ -114,9 +114,21 @@ def test_of_a_slice_that_was_closed_no_news_are_waited_for(
     closing = threading.Timer(0.05, runtime.close, (on,))
     closing.start()
     said: list[object] = []
-    assert runtime.explained(on, broken, lambda *news: said.append(news)) is broken
+    assert runtime.explained(on, 7, broken, lambda *news: said.append(news)) is broken
     assert said == []
     closing.join()
+
+
+def test_a_broken_collective_says_nothing_of_hosts_that_were_formed_again(tmp_path: Path) -> None:
+    """Its error may come late: the connections of the new formation are well."""
+    runtime = SpanningCpuRuntime(H0, tmp_path, devices=2)
+    on = bound(*WHOLE)  # type: ignore[arg-type]
+    for number in (7, 8):
+        runtime.span(on.slice, Formation.of(on, number, 0))
+    broken = Failure("execute", "f failed: ...", node="f", host=H0, details="... Gloo ... reset")
+    said: list[object] = []
+    assert runtime.explained(on, 7, broken, lambda *news: said.append(news)) is broken
+    assert said == []
 
 
 @pytest.fixture(scope="module")

@@ -268,7 +268,8 @@ class Tenants:
     def explained(self, place: Place, failure: Failure) -> Failure:
         """A gang's failure; other hosts may know its cause better.  In the lane's thread."""
         if isinstance(self._runtime, SpanningCpuRuntime):
-            return self._runtime.explained(place.binding, failure, self._told.broken)
+            formation = place.footprint.formation
+            return self._runtime.explained(place.binding, formation, failure, self._told.broken)
         return failure
 
     # --- functions ----------------------------------------------------------------------

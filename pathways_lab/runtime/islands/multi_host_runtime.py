@@ -148,9 +148,9 @@ class SpanningCpuRuntime(CpuRuntime):
         joint = self._joint(binding)
         devices = joint.devices
         with self._changed:
-            footprint = self._footprints.setdefault(
-                joint.formation.number, Footprint(self.lane(binding), devices)
-            )
+            number = joint.formation.number
+            made = Footprint(self.lane(binding), devices, number)
+            footprint = self._footprints.setdefault(number, made)
         return Place(binding, self.host, footprint)
 
     def close(self, binding: SliceBinding) -> bool:
@@ -178,9 +178,16 @@ class SpanningCpuRuntime(CpuRuntime):
             self._joint(binding).meet(name)
 
     def explained(
-        self, binding: SliceBinding, failure: Failure, broken: Callable[[int, str], object]
+        self,
+        binding: SliceBinding,
+        formation: int,
+        failure: Failure,
+        broken: Callable[[int, str], object],
     ) -> Failure:
         """The cause of failure of a gang of a slice that spans hosts; may wait a moment.
+
+        formation: in which the gang was.  When the slice's hosts have been formed again
+        meanwhile, its broken connections say nothing of the new ones.
 
         The death of a host breaks its connections before anybody can say whose
         they were, so news of its formation is waited for.  When there are none,
@@ -192,7 +199,7 @@ class SpanningCpuRuntime(CpuRuntime):
             return failure
         with self._changed:
             number = self._spans.get(binding.slice)
-            if number is None:
+            if number != formation:
                 return failure
 
             def known() -> bool:
