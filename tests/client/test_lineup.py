@@ -36,9 +36,9 @@ def test_a_call_waits_for_others_and_not_longer() -> None:
 
 def test_a_full_gang_waits_for_nobody() -> None:
     made = lineup("ann", "bob", "ann", "eve", "ann")
-    assert made.due(0.4) == 0.4
+    assert (made.due(0.4), made.full(0.4)) == (0.4, True)
     assert numbers(made.take(0.4)) == [0, 1, 2, 3]
-    assert made.due(0.4) == 1.4
+    assert (made.due(0.4), made.full(0.4)) == (1.4, False)
 
 
 def test_only_calls_of_a_kind_go_together_and_those_of_a_client_stay_in_order() -> None:

@@ -83,9 +83,15 @@ class Lineup:
         """When the next gang shall leave at the latest, unless more come; None: nothing waits."""
         if not self._lines:
             return None
-        if self._count(self._first(time, [*self._lines]).kind) >= self.most:
+        if self.full(time):
             return time
         return min(line[0].time for line in self._lines.values()) + self.wait
+
+    def full(self, time: float) -> bool:
+        """Whether more calls wait than the next gang takes, or as many."""
+        if not self._lines:
+            return False
+        return self._count(self._first(time, [*self._lines]).kind) >= self.most
 
     def take(self, time: float) -> list[Call]:
         """The calls of the next gang, one at least; they wait no more."""

@@ -6,8 +6,8 @@ several times.  So one client has the weights, and the calls of all others go th
 
 How: the client that has the trunk is its *server*: a thread of it takes what others give it
 (:meth:`Lab.publish` with ``to=``), joins what waits (:mod:`.lineup`) into one gang
-(:mod:`.joined`), and gives each client its own results, before they are computed.  At most two
-gangs are under way, so that calls which come meanwhile go together.
+(:mod:`.joined`), and gives each client its own results, before they are computed.  A gang that is
+not full waits until none is under way, so that calls which come meanwhile go together.
 
 Rule for maintainers: no code travels to the server: calls are arrays.  Nobody else can take what
 a client and the server give each other.  A call that cannot be made is answered with the reason;
@@ -44,7 +44,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.scheduling.policies import FIFO, Policy, validate
 
 AHEAD = 2
-"""Gangs of a trunk that are under way at a time."""
+"""Gangs of a trunk that are under way at a time, if the last of them is full."""
 
 
 class Trunk:
@@ -229,11 +229,11 @@ class ServingTrunk(Trunk):
             with contextlib.suppress(PathwaysError):
                 self._hear()
                 now = time.monotonic()
-                due = self._lineup.due(now)
-                if due is not None and due <= now and len(self._under_way) < AHEAD:
+                due, most = self._lineup.due(now), AHEAD if self._lineup.full(now) else 1
+                ready = due is not None and len(self._under_way) < most
+                if ready and due is not None and due <= now:
                     self._launch(now)
                     continue
-                ready = due is not None and len(self._under_way) < AHEAD
                 with contextlib.suppress(TimeoutError):
                     busy = len(self._under_way)
                     connection.board.wait(
