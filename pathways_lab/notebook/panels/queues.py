@@ -33,7 +33,7 @@ LEAST = 0.003
 TALL, BESIDE = 22.0, 0.3
 """Pixels of a lane that has room for words beside marks, and their distance in lanes."""
 
-NOTE = "bars compute; marks tell what a device waits for; thin below, transfers that arrive"
+NOTE = "bars compute; marks say what is waited for; thin below, arrivals"
 
 HOVER = (
     ("computation", "@what{node} of @what{program}"),
