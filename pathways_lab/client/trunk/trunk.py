@@ -114,7 +114,7 @@ class Trunk:
 class RemoteTrunk(Trunk):
     """Another client's trunk."""
 
-    _numbers = itertools.count(1)
+    _numbers = itertools.count(1)  # of all objects of this class: names are used once
 
     def _ask(self, what: str, args: tuple[Any, ...]) -> Any:
         connection = self._session.connection
