@@ -222,10 +222,11 @@ class Unpublish(Question):
 
 @dataclass(frozen=True, slots=True)
 class Take(Question):
-    """buffers: the client's own numbers for its references."""
+    """buffers: the client's own numbers for its references.  giver: see the core's HandleTaken."""
 
     name: str
     buffers: tuple[Id, ...]
+    giver: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.trunk.trunk import ServingTrunk
+from pathways_lab.client.trunk.trunk import RemoteTrunk, ServingTrunk
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -138,6 +139,9 @@ def test_wrong_calls_are_refused_and_the_next_one_is_well(
         guests[0].publish("gpt", {"trunk": 1})
     answer = guests[0].take("trunk 3 gpt what", wait=60)
     assert answer == {"refused": "this is no call of a trunk: 'what'"}
+    fields = {"name": "trunk 3 gpt words", "buffers": [], "to": trunk.server}
+    guests[0].session.connection.questions.ask("publish", fields, buffers=[b"no words"])
+    assert "described wrongly" in guests[0].take("trunk 3 gpt words", wait=60)["refused"]
     assert call(np.ones((2, WIDTH), np.float32))["y"].result().shape == (2, WIDTH)
 
 
@@ -177,6 +181,41 @@ def test_a_trunk_that_ends_says_so_to_those_who_wait(lab: pw.Lab, guests: list[p
     assert [failure.kind for failure in found] == ["lost"]
     assert f"the trunk 'slow' is gone: {lab.name} has closed it" in found[0].message
     assert "closed" in repr(closing)
+
+
+def test_nobody_else_answers_or_stops_a_call(
+    guests: list[pw.Lab], trunk: ServingTrunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eve knows the name of Bob's next call, and gives Bob and the server something under it."""
+    bob, eve, _ = guests
+    call = bob.trunk("gpt")
+    right = call(X)["y"].result()
+    monkeypatch.setattr(RemoteTrunk, "_numbers", itertools.count(10**6))
+    name, false = f"trunk 3 gpt bob {10**6}", pw.device_put(0 * X, eve.slice(1))
+    eve.publish(name, {"made": {"y": false}}, to="bob")
+    eve.publish(name, {"what": "call", "args": (false, None)}, to=trunk.server)
+    until(lambda: ("eve", name) in bob.session.connection.given)
+    np.testing.assert_allclose(call(X)["y"].result(), right, rtol=1e-5)
+    assert np.array_equal(bob.take(name)["made"]["y"].result(), 0 * X)
+
+
+def test_the_answer_to_a_call_that_was_given_up_keeps_no_memory(
+    guests: list[pw.Lab], trunk: ServingTrunk
+) -> None:
+    call, given = guests[0].trunk("gpt"), guests[0].session.connection.given
+    with pytest.MonkeyPatch.context() as patched:
+
+        def interrupted(*_: Any) -> None:
+            patched.undo()
+            until(lambda: trunk.waiting == 1)  # too late to take it back
+            raise KeyboardInterrupt
+
+        patched.setattr(guests[0].session.connection.board, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(X)
+    until(lambda: bool(given))
+    call(X)["y"].result()
+    assert not given
 
 
 def until_there(path: Path, value: Any) -> Any:

@@ -277,8 +277,8 @@ class Given(Pair):
     def give(self, *buffers: int, by: str = ANN, to: str = BOB) -> None:
         self.say(HandlePublished, by, name="g", buffers=buffers, to=to)
 
-    def accept(self, client: str = BOB, number: int = NUMBER) -> None:
-        self.say(HandleTaken, client, name="g", buffers=(number,))
+    def accept(self, client: str = BOB, number: int = NUMBER, giver: str = ANN) -> None:
+        self.say(HandleTaken, client, name="g", buffers=(number,), giver=giver)
 
     @property
     def gift_freed(self) -> bool:
@@ -313,17 +313,16 @@ def test_names_of_what_is_given_are_between_two_clients() -> None:
     assert "there is no client 'nobody' to whom to give it; there is bob, eve" in pair.refused()
     pair.give(pair.gift, to=ANN)
     assert "given to the client that has it" in pair.refused()
-    pair.give(pair.buffer, by="eve")
-    assert "has not taken it yet" in pair.refused()
-    # The same name for everybody is another one, and who was given something takes that first.
-    pair.say(
-        HandlePublished,
-        "eve",
-        name="g",
-        buffers=(pair.script.upload(pair.script.slice(1, client="eve"), 8, client="eve"),),
-    )
-    pair.accept()
-    assert told(pair.script, Taken)[-1].stored == (pair.gift,)
+    # The same name is another one for another giver, and for everybody.
+    eves = pair.script.slice(1, client="eve")
+    other, common = (pair.script.upload(eves, 8, client="eve") for _ in range(2))
+    count = len(told(pair.script, Refused))
+    pair.give(other, by="eve")
+    pair.say(HandlePublished, "eve", name="g", buffers=(common,))
+    for number, (giver, stored) in enumerate((("eve", other), (ANN, pair.gift), ("", common))):
+        pair.accept(giver=giver, number=NUMBER + number)
+        assert told(pair.script, Taken)[-1].stored == (stored,)
+    assert len(told(pair.script, Refused)) == count
 
 
 @pytest.mark.parametrize("end", ["taken back", "giver leaves", "taker leaves"])

@@ -70,24 +70,32 @@ def _shared(session: Session, name: str, tree: Any, to: str) -> tuple[dict[str, 
     return {**fields, "to": to} if to else fields, about
 
 
-def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
-    """Handles of this client's own to what is published under *name*.
+def take(session: Session, name: str, patience: float | None = 0.0, giver: str = "") -> Any:
+    """Handles of this client's own to what is published under *name*, for it or for all.
 
     patience: seconds to wait for the name; None: as long as it takes.
+    giver: the client that has given it; "": anybody's.
     """
     connection = session.connection
+
+    def given() -> tuple[str, str]:
+        """The key of a gift of this name; without one a key of nothing."""
+        found = () if giver else (key for key in tuple(connection.given) if key[1] == name)
+        return next(iter(found), (giver, name))
+
     if patience != 0:
         with contextlib.suppress(TimeoutError):
             connection.board.wait(
                 lambda: (
                     connection.closed is not None
-                    or name in connection.given
+                    or given() in connection.given
                     or name in connection.topology["published"]
                 ),
                 patience,
                 f"a publication of {name!r}",
             )
-    gift = connection.given.pop(name, None)
+    key = given()
+    gift = connection.given.pop(key, None)
     if gift is None:
         count = connection.questions.ask("named", {"name": name}).fields["count"]
     else:
@@ -96,14 +104,15 @@ def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
     try:
         with HeldBack():
             buffers += [connection.new_buffer() for _ in range(count)]
-        fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
+        fields: dict[str, Any] = {"name": name, "buffers": [buffer.id for buffer in buffers]}
         if gift is None:
             answer = connection.questions.ask("take", fields)
             made = _handles(session, name, buffers, answer.fields, answer.buffers[0])
         else:
-            made = _handles(session, name, buffers, gift.fields, gift.about)
+            # First, whatever its words come to: then it has ended.
             lose = functools.partial(connection.board.settle, buffers)
-            connection.questions.tell("take", fields, lose)
+            connection.questions.tell("take", {**fields, "giver": key[0]}, lose)
+            made = _handles(session, name, buffers, gift.fields, gift.about)
     except BaseException as error:
         connection.drop(*[buffer.id for buffer in buffers])
         if isinstance(error, IndexError | KeyError | RecursionError | TypeError | ValueError):
@@ -304,7 +313,7 @@ class Sharing:
     def published(self) -> dict[str, str]:
         """The names that this client can take, and the client that published each."""
         connection = self.session.connection
-        given = {name: gift.giver for name, gift in tuple(connection.given.items())}
+        given = {name: giver for giver, name in tuple(connection.given)}
         return {**connection.topology["published"], **given}
 
     def accounts(self) -> Accounts:

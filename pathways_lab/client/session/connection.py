@@ -63,9 +63,8 @@ _TICK = 0.1
 
 
 class Gift(NamedTuple):
-    """A publication for this client alone, by *giver*.  fields, about: with which it is read."""
+    """A publication for this client alone.  fields, about: with which it is read."""
 
-    giver: str
     fields: dict[str, Any]
     about: bytes
 
@@ -83,7 +82,7 @@ class Connection:
     a number.  number: in the high 32 bits of its ids.  owner: it may decide for all.
     topology: islands with hosts
     as the control plane last told.  policy: the one in force, as last told.
-    given: by name, what others have given this client and it has not taken.
+    given: by giver and name, what others have given this client and it has not taken.
     tag: of runs of which nothing else is said.
     kept: slices that were kept from an earlier connection of this name.
     traffic: counters.  steps: of runs that were submitted and are not over; backlog: by slice.
@@ -118,7 +117,7 @@ class Connection:
         self.on_policy: Callable[[str, dict[str, Any]], None] = lambda op, _: None
         self.topology: dict[str, Any] = {}
         self.policy: dict[str, Any] = {}
-        self.given: dict[str, Gift] = {}
+        self.given: dict[tuple[str, str], Gift] = {}
         self.on_data: Callable[[Link, str, dict[str, Any], list[memoryview]], None] | None = None
         self.on_data_closed: Callable[[Link, str], None] | None = None
         self.expect: Callable[[Buffer], int] = lambda _: 0
@@ -491,12 +490,12 @@ class Connection:
 
     def _topology(self, fields: dict[str, Any]) -> None:
         self.topology, there = fields, fields["clients"]
-        for name in [n for n, gift in tuple(self.given.items()) if gift.giver not in there]:
-            self.given.pop(name, None)
+        for key in [key for key in tuple(self.given) if key[0] not in there]:
+            self.given.pop(key, None)
         self.board.settle((), None)
 
     def _given(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
-        self.given[fields["name"]] = Gift(fields["client"], fields, bytes(buffers[0]))
+        self.given[fields["client"], fields["name"]] = Gift(fields, bytes(buffers[0]))
         self.board.settle((), None)
 
     def _records(self, fields: dict[str, Any]) -> None:

@@ -116,31 +116,46 @@ class RemoteTrunk(Trunk):
 
     _numbers = itertools.count(1)  # of all objects of this class: names are used once
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._unwanted: set[str] = set()
+
     def _ask(self, what: str, args: tuple[Any, ...]) -> Any:
         connection = self._session.connection
         label = _label(self.name, connection.name, next(self._numbers))
-        refused: list[Failure] = []
+        answered, refused = (self.server, label), list[Failure]()
+        self._drop_unwanted()
         try:
             call = {"what": what, "args": args}
             give(self._session, label, call, self.server, refused.append)
             connection.board.wait(
-                lambda: label in connection.given or bool(refused) or self._gone,
+                lambda: answered in connection.given or bool(refused) or self._gone,
                 None,
                 f"the trunk {self.name!r}",
             )
-            if refused and not self._gone:
-                raise failures.told(refused[0])
-            if label in connection.given:
-                return take(self._session, label)
         except BaseException:
             self._take_back(label)
             raise
-        self._take_back(label)
-        return None
+        if answered in connection.given:
+            return take(self._session, label, giver=self.server)
+        if self._gone:
+            self._take_back(label)
+            return None
+        raise failures.told(refused[0])
 
     def _take_back(self, label: str) -> None:
-        with contextlib.suppress(PathwaysError):
+        """Nobody waits for this call any more; if it is under way, its answer still comes."""
+        try:
             self._session.connection.questions.ask("unpublish", {"name": label})
+        except PathwaysError:
+            self._unwanted.add(label)
+
+    def _drop_unwanted(self) -> None:
+        given = self._session.connection.given
+        for label in [each for each in self._unwanted if (self.server, each) in given]:
+            self._unwanted.discard(label)
+            with contextlib.suppress(PathwaysError):
+                take(self._session, label, giver=self.server)
 
     @property
     def _gone(self) -> bool:
@@ -252,22 +267,25 @@ class ServingTrunk(Trunk):
             or bool(self._letters())
         )
 
-    def _letters(self) -> list[str]:
-        """Names of calls that others have given, and that are not taken yet."""
+    def _letters(self) -> list[tuple[str, str]]:
+        """Clients and names of calls that they have given, and that are not taken yet."""
         # The reactor's thread adds to it: what is looked at is a copy.
         given = tuple(self._session.connection.given)
-        return [name for name in given if name.startswith(self._prefix)]
+        return [(client, name) for client, name in given if name.startswith(self._prefix)]
 
     def _hear(self) -> None:
         """Take in the calls that have come."""
         while self._own:
             self._take_in(self._own.popleft())
-        for name in self._letters():
-            with contextlib.suppress(KeyError, PathwaysError):  # it may have been taken back
-                client = self._session.connection.given[name].giver
-                call, answer = take(self._session, name), self._answer(name, client)
-                if (asked := _Asked.read(client, call, answer)) is not None:
-                    self._take_in(asked)
+        for client, name in self._letters():
+            answer = self._answer(name, client)
+            try:
+                call = take(self._session, name, giver=client)
+            except PathwaysError as error:
+                answer({"refused": error.failure.message})
+                continue
+            if (asked := _Asked.read(client, call, answer)) is not None:
+                self._take_in(asked)
         there = self._session.connection.topology["clients"]
         for client in self._lineup.clients - {*there}:
             for call in self._lineup.left(client, time.monotonic()):

@@ -160,7 +160,8 @@ def _seats(control: Control) -> None:
             assert states <= {"resident"}, f"{name!r} is kept, and its values are {states}"
     given: Counter[tuple[int, str]] = Counter()
     for to, gifts in sharing.gifts.items():
-        for name, (client, buffers, _) in gifts.items():
+        for (giver, name), (client, buffers, _) in gifts.items():
+            assert giver == client, f"{name!r} of {client} is noted as of {giver}"
             assert {client, to} <= control.clients.keys(), f"{name!r}: one of its clients has left"
             given.update((buffer.id, to) for buffer in buffers)
     noted = Counter((b.id, to) for b in control.state.store.buffers.values() for to in b.gifts)

@@ -277,11 +277,15 @@ class HandleUnpublished(Wished):
 
 @dataclass(frozen=True, slots=True)
 class HandleTaken(Wished):
-    """A client takes what is published.  buffers: its own numbers for its references."""
+    """A client takes what is published.  buffers: its own numbers for its references.
+
+    giver: the client that has given it to this one; "": it is published for all.
+    """
 
     name: str
     buffers: tuple[Buffer, ...]
     request: int = 0
+    giver: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ Publication = tuple[str, tuple[BufferRecord, ...], bytes]
 class Sharing:
     """names: publications by name.  kept: those of them that stay when their publisher leaves.
 
-    gifts: publications to one client, by that client and by name.
+    gifts: publications to one client, by that client, and by who gave them and their name.
     """
 
     def __init__(self, state: State, uploads: Uploads) -> None:
@@ -53,7 +53,7 @@ class Sharing:
         self.uploads = uploads
         self.names: dict[str, Publication] = {}
         self.kept: set[str] = set()
-        self.gifts: dict[str, dict[str, Publication]] = {}
+        self.gifts: dict[str, dict[tuple[str, str], Publication]] = {}
 
     def names_of(self, client: str) -> list[str]:
         """The names that a client has published."""
@@ -96,16 +96,16 @@ class Sharing:
         return None
 
     def give(self, event: HandlePublished) -> str | Failure | None:
-        """Let one client take buffers by a name that is nobody else's.  Why not, or None."""
-        given = self.gifts.setdefault(event.to, {})
-        if event.name in given:
+        """Let one client take buffers by a name that is between these two.  Why not, or None."""
+        given, key = self.gifts.setdefault(event.to, {}), (event.client, event.name)
+        if key in given:
             return f"{event.to} was given something of this name and has not taken it yet"
         buffers = self._shareable(event)
         if not isinstance(buffers, list):
             return buffers
         for buffer in buffers:
             buffer.gifts.append(event.to)
-        given[event.name] = event.client, tuple(buffers), event.about
+        given[key] = event.client, tuple(buffers), event.about
         stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
         cause, giver = self.state.cause, event.client
         told = Given(cause, giver, event.name, event.to, stored, slices, event.about)
@@ -114,23 +114,20 @@ class Sharing:
 
     def take_back(self, client: str, name: str) -> bool:
         """End what a client has given under this name, and nobody has taken; whether it had."""
-        found = [to for to, given in self.gifts.items() if name in given]
-        mine = [to for to in found if self.gifts[to][name][0] == client]
-        for to in mine:
-            self._end_gift(to, name)
-        return bool(mine)
+        found = [to for to, given in self.gifts.items() if (client, name) in given]
+        for to in found:
+            self._end_gift(to, (client, name))
+        return bool(found)
 
     def leave(self, client: str) -> None:
         """Nothing is given to a client that leaves, nor by it, any more."""
-        for name in tuple(self.gifts.get(client, ())):
-            self._end_gift(client, name)
-        self.gifts.pop(client, None)
         for to, given in self.gifts.items():
-            for name in [name for name, (giver, *_) in given.items() if giver == client]:
-                self._end_gift(to, name)
+            for key in [key for key in given if client in (to, key[0])]:
+                self._end_gift(to, key)
+        self.gifts.pop(client, None)
 
-    def _end_gift(self, to: str, name: str) -> None:
-        _, buffers, _ = self.gifts[to].pop(name)
+    def _end_gift(self, to: str, key: tuple[str, str]) -> None:
+        _, buffers, _ = self.gifts[to].pop(key)
         for buffer in buffers:
             buffer.gifts.remove(to)
         self._settle(buffers)
@@ -168,8 +165,9 @@ class Sharing:
 
     def take(self, event: HandleTaken) -> str | None:
         """Give a client references of its own.  Why not, or None."""
-        gift = self.gifts.get(event.client, {}).get(event.name)
-        known = gift or self.names.get(event.name)
+        key = event.giver, event.name
+        gift = self.gifts.get(event.client, {}).get(key)
+        known = gift if event.giver else self.names.get(event.name)
         if known is None:
             there = ", ".join(sorted(self.names)) or "nothing"
             return f"nothing is published under this name; there is {there}"
@@ -187,7 +185,7 @@ class Sharing:
         for number, buffer in zip(numbers, buffers, strict=True):
             self.state.store.refer(buffer, event.client, number)
         if gift is not None:
-            self._end_gift(event.client, event.name)
+            self._end_gift(event.client, key)
         cause, client = self.state.cause, event.client
         stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
         taken = Taken(cause, client, event.name, numbers, stored, slices, about, event.request)

@@ -325,7 +325,7 @@ def _take(letter: _Letter) -> m.Event:
     message: said.Take = letter.said
     name = _name(message.name)
     use(letter.client, buffer=message.buffers)
-    return m.HandleTaken(*letter.by, name, message.buffers, message.id)
+    return m.HandleTaken(*letter.by, name, message.buffers, message.id, message.giver)
 
 
 _HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {
