@@ -21,6 +21,8 @@ DOOR, ROOM = HERE / "alone.py", HERE / "conftest.py"
 """Files that are locked, never written: all processes of one checkout meet at them."""
 FEW = 2
 """So many tests of real processes may fail beside others, if they pass alone."""
+RIM = "tests/runtime/"
+"""Tests here use threads, sockets and clocks of the machine also where they start no process."""
 
 
 @contextmanager
@@ -58,9 +60,13 @@ def turns_of_files(tests: Iterable[tuple[Path, set[str]]]) -> dict[Path, int]:
 
 
 def once_more(stats: dict[str, list[Any]], exitstatus: int) -> list[str]:
-    """The tests that failed, if they may run once more alone: few, and of real processes."""
+    """The tests that failed, if they may run once more alone: few, and of real processes or
+    threads.
+    """
     failed = {
         r.nodeid: set(r.keywords) for kind in ("failed", "error") for r in stats.get(kind, [])
     }
-    real = all(marks & {"cluster", "browser"} for marks in failed.values())
+    real = all(
+        marks & {"cluster", "browser"} or name.startswith(RIM) for name, marks in failed.items()
+    )
     return list(failed) if exitstatus == 1 and len(failed) <= FEW and real else []

@@ -189,7 +189,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """A section of its own for what did not run, so that nobody takes it for passed."""
-    config.cache.set("lab/again", once_more(terminalreporter.stats, exitstatus))
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        config.cache.set("lab/again", once_more(terminalreporter.stats, exitstatus))
     skipped = terminalreporter.stats.get("skipped", [])
     if skipped:
         terminalreporter.section("NOT RUN on this machine", sep="=", yellow=True)

@@ -88,6 +88,8 @@ def _failed(*names: str, marks: tuple[str, ...] = ("cluster",)) -> list[SimpleNa
 def test_few_tests_of_real_processes_may_run_once_more() -> None:
     assert once_more({"failed": _failed("a"), "error": _failed("b")}, 1) == ["a", "b"]
     assert once_more({"failed": _failed("a", marks=("browser",))}, 1) == ["a"]
+    thread = "tests/runtime/test_lanes.py::test"
+    assert once_more({"failed": _failed(thread, marks=())}, 1) == [thread]
 
 
 def test_pure_tests_many_tests_and_runs_that_did_not_end_may_not() -> None:

@@ -216,7 +216,8 @@ def test_launches_and_holds_of_compiled_functions_go_by_the_clock() -> None:
     assert not result.is_ready()  # it does not run in whoever calls
     result.block_until_ready()
     free = clock.hold(clock.launch(0), 0, 0)
-    assert begun + 30 * MS <= free <= time.monotonic_ns()
+    # The clocks of two processors may differ by a little.
+    assert begun + 25 * MS <= free <= time.monotonic_ns() + 5 * MS
     # One launch was told by the call, one above: else this would not be in the queue.
     assert clock.hold(clock.launch(0), free + MS, 0) == free
 

@@ -76,9 +76,10 @@ class Links(Protocol):
 
 
 class _Busy:
-    """When the devices of a host were last seen to become free."""
+    """When the devices of a host were last seen to become free, by the clock *now* (seconds)."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
         self._until: dict[int, float] = {}
         self._lock = threading.Lock()
 
@@ -117,7 +118,7 @@ class _Flights:
         if not (wait or job.ready()):
             return False
         job.wait()
-        start = self.busy.hold(job.devices, called, time.monotonic())
+        start = self.busy.hold(job.devices, called, self.busy.now())
         self.flying.popleft()
         self.unfinished.pop(job, None)
         job.over(start)
@@ -240,7 +241,7 @@ class Lane:
                 known.wake.put(True)  # this thread has looked after the first set alone
         if len(flights.flying) >= IN_FLIGHT:
             flights.make_room()
-        called = time.monotonic()
+        called = self._busy.now()
         job.start()
         flights.flying.append((job, called))
         if len(self._flights) == 1:
@@ -263,14 +264,18 @@ class Lanes:
 
     on_death: called when a lane's own code failed; the host cannot go on.
     links: read by a lane that has nothing to launch.
+    clock: monotonic seconds, for when gangs begin and end.
     """
 
     def __init__(
-        self, on_death: Callable[[BaseException], None], links: Links | None = None
+        self,
+        on_death: Callable[[BaseException], None],
+        links: Links | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_death = on_death
         self._links = links
-        self._busy = _Busy()
+        self._busy = _Busy(clock)
         self._lanes: dict[str, Lane] = {}
 
     def put(self, lane: str, *jobs: Job) -> None:
