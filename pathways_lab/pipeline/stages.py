@@ -21,25 +21,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from pathways_lab.client.functions.pullbacks import Function, Pullback
 
 Layer = Callable[[Any, Any], Any]
 """``layer(parameters, x) -> y``, a plain JAX function."""
-
-Pullback = Callable[[Any], tuple[Any, ...]]
-
-
-@dataclass(frozen=True, eq=False)
-class Pull:
-    """How a backward pass is put together again.  Compared by identity: it belongs to one tracing.
-
-    tree: of the pullback.  own: by leaf of it, which parameter leaf it is, or None.
-    results: by layer, the types of its result.
-    """
-
-    tree: Any
-    own: tuple[int | None, ...]
-    results: tuple[Any, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -48,16 +34,7 @@ class Kept:
     """Values that a forward pass keeps for its backward pass.  values: all but the parameters."""
 
     values: tuple[Any, ...]
-    pull: Pull = field(metadata={"static": True})
-
-    def pullbacks(self, parameters: Any) -> list[Pullback]:
-        """By layer: from the gradient of its result to those of its arguments."""
-        given = jax.tree.leaves(parameters)
-        values = iter(self.values)
-        leaves = [next(values) if own is None else given[own] for own in self.pull.own]
-        pullbacks: list[Pullback] = jax.tree.unflatten(self.pull.tree, leaves)
-        pairs = zip(pullbacks, self.pull.results, strict=True)
-        return [functools.partial(_pulled, pullback, result) for pullback, result in pairs]
+    pullback: Pullback = field(metadata={"static": True})
 
 
 @dataclass(frozen=True)
@@ -76,7 +53,7 @@ class StageFunctions:
 
         parameters: one pytree per layer.  labels: of the last stage only.
         """
-        pullbacks: list[Pullback] = []
+        layers: list[Function] = []
         results: list[Any] = []
         for number, (layer, own) in enumerate(zip(self.layers, parameters, strict=True)):
             if self.loss is not None and number == len(self.layers) - 1:
@@ -85,13 +62,10 @@ class StageFunctions:
                 x, pullback = jax.vjp(functools.partial(_swapped, layer, x), own)
             else:
                 x, pullback = jax.vjp(layer, own, x)
-            pullbacks.append(pullback)
-            results.append(jax.tree.map(jax.typeof, x))
-        leaves, tree = jax.tree.flatten(pullbacks)
-        places = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves(parameters))}
-        own = tuple(places.get(id(leaf)) for leaf in leaves)
-        values = tuple(leaf for leaf, n in zip(leaves, own, strict=True) if n is None)
-        return x, Kept(values, Pull(tree, own, tuple(results)))
+            layers.append(pullback)
+            results.append(x)
+        together, values = Pullback.of(layers, results, jax.tree.leaves(parameters))
+        return x, Kept(values, together)
 
     def _with_loss(self, layer: Layer, labels: tuple[Any, ...]) -> Layer:
         assert self.loss is not None
@@ -107,24 +81,12 @@ class StageFunctions:
         """
         of_x = gradient if self.loss is None else jnp.ones(())
         found = []
-        for pullback in reversed(kept.pullbacks(parameters)):
-            of_own, *of_inputs = pullback(of_x)
+        layers = kept.pullback.functions(jax.tree.leaves(parameters), kept.values)
+        for layer in reversed(layers):
+            of_own, *of_inputs = layer(of_x)
             of_x = of_inputs[0] if of_inputs else None
             found.append(of_own)
         return of_x, tuple(reversed(found))
-
-
-def _pulled(pullback: Pullback, result: Any, of_y: Any) -> tuple[Any, ...]:
-    """The gradients of a layer's parameters and input.  result: types of the layer's result.
-
-    Integers between layers have no gradient, and None stands for it: JAX has arrays of a dtype of
-    their own for that, which no device can hold.
-    """
-    nothing = jax.dtypes.float0
-    given = jax.tree.map(lambda t, g: np.zeros(t.shape, nothing) if g is None else g, result, of_y)
-    of_own, *of_inputs = pullback(given)
-    real = [jax.tree.map(lambda g: None if g.dtype == nothing else g, x) for x in of_inputs]
-    return of_own, *real
 
 
 def _swapped(layer: Layer, x: Any, own: Any) -> Any:

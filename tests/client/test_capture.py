@@ -315,10 +315,6 @@ def masked(w: Any, x: Any) -> Any:
     return x[f(w, x) > 0]  # here
 
 
-def gradient(w: Any, x: Any) -> Any:
-    return jax.grad(lambda w: f(w, x).sum())(w)  # here
-
-
 def mapped(w: Any, x: Any) -> Any:
     return jax.vmap(lambda w: f(w, x))(jnp.stack([w, w]))  # here
 
@@ -375,7 +371,6 @@ REFUSED = {
     formatted: ("formatted before it exists", "without a format"),
     asked_for_result: ("only its shape and dtype", "after the program"),
     masked: ("shape of the result depends on values", "jnp.where"),
-    gradient: ("jax.grad cannot look into the compiled function 'f'", "pw.jit(jax.grad(f))"),
     mapped: ("jax.vmap cannot look into the compiled function 'f'", "pw.jit(jax.vmap(f))"),
     scanned: ("called inside jax.lax.scan", "Python loop"),
     branched: ("called inside jax.lax.cond", "one compiled function"),

@@ -82,10 +82,9 @@ def test_standins_that_are_left_over_in_a_cell(fake: FakeLab) -> None:
     "around",
     [
         lambda f, a: jax.lax.cond(True, f, f, a),
-        lambda f, a: jax.checkpoint(f)(a),
         lambda f, a: jax.lax.map(f, a),
     ],
-    ids=["cond", "checkpoint", "map"],
+    ids=["cond", "map"],
 )
 def test_inside_a_program_the_line_is_the_users(fake: FakeLab, around: Any) -> None:
     f, _, _ = called(fake)

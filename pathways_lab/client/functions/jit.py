@@ -149,7 +149,7 @@ class CompiledFunction:
             running=self._running,
         )
 
-    def elsewhere(self, on: Slice, name: str) -> CompiledFunction:
+    def elsewhere(self, on: Slice | None, name: str) -> CompiledFunction:
         """The same function on another slice, by another name; what is traced is traced once."""
         other = object.__new__(CompiledFunction)
         vars(other).update(vars(self))

@@ -6,7 +6,8 @@ and the host that has the value decides, without the client.
 
 How: each branch is captured once, as JAX's own form of code.  A branch may read values from
 around it: they are more arguments of it.  :mod:`~pathways_lab.client.program.placement` puts
-the nodes of every branch under its condition.
+the nodes of every branch under its condition.  The branch of a condition that is differentiated is
+computed again in the backward pass, so that nothing of it is kept.
 
 Rule for maintainers: outside of a program, and where the value is Python's own, nothing is
 recorded: the branch is called.
@@ -16,16 +17,21 @@ Paper: section 4.5 (nodes whose needs are unknown until a predecessor ends).
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
+from jax.core import Tracer, eval_jaxpr
+from jax.interpreters import ad, batching
 
 from pathways_lab.client.functions import scopes
 from pathways_lab.client.functions.array_types import ArrayType, type_of
-from pathways_lab.client.program.capture import Capture, switch_p, until_p
+from pathways_lab.client.program.capture import Capture
+from pathways_lab.client.program.gradients import derived, moving_of, refuses
+from pathways_lab.client.program.primitives import beside_p, switch_p, until_p
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 
@@ -196,3 +202,58 @@ def _same(branch: _Recorded, tree: Any, types: Sequence[ArrayType], other: str) 
                 f"result {at} of {branch.name!r} is {mine}, that of {other} is {theirs}",
                 "all branches give the same types",
             )
+
+
+# --- gradients ----------------------------------------------------------------------------
+
+
+def _of_switch(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> Any:
+    bound = functools.partial(switch_p.bind, **parameters)
+    moving = moving_of(tangents)
+    codes, around = parameters["branches"], parameters["around"]
+    own = len(primals) - 1 - sum(around)
+    starts = list(itertools.accumulate(around, initial=own))
+
+    def backward(args: Any, of_results: list[Any]) -> list[Any]:
+        index, *operands = args
+        given = [n for n, value in enumerate(of_results) if value is not None]
+
+        def of_branch(case: int) -> Callable[..., Any]:
+            code = codes[case]
+
+            def branch(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+                def of_moving(*moved: Any) -> list[Any]:
+                    flat = list(operands)
+                    for n, value in zip(moving, moved, strict=True):
+                        flat[n - 1] = value
+                    around = iter(flat[starts[case] : starts[case + 1]])
+                    consts = [next(around) if isinstance(c, Tracer) else c for c in code.consts]
+                    results = eval_jaxpr(code.jaxpr, consts, *flat[:own])
+                    return [results[n] for n in given]
+
+                moved = [operands[n - 1] for n in moving]
+                _, pullback = jax.vjp(of_moving, *moved)
+                found = pullback(list(cotangents))
+                return [beside_p.bind(g, x) for g, x in zip(found, moved, strict=True)]
+
+            return branch
+
+        found = iter(
+            switch(
+                index,
+                [of_branch(case) for case in range(len(codes))],
+                operands,
+                [of_results[n] for n in given],
+            )
+        )
+        return [next(found) if n in moving else None for n in range(len(args))]
+
+    return derived(bound, lambda *args: (bound(*args), args), backward, primals, tangents)
+
+
+_SWITCH = "pw.cond and pw.switch, which run the nodes of one branch"
+_UNTIL = "pw.until, whose number of turns is not known"
+ad.primitive_jvps[switch_p] = _of_switch
+ad.primitive_jvps[until_p] = refuses("jax.grad", _UNTIL)
+batching.primitive_batchers[switch_p] = refuses("jax.vmap", _SWITCH)
+batching.primitive_batchers[until_p] = refuses("jax.vmap", _UNTIL)

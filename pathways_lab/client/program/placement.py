@@ -19,19 +19,20 @@ Paper: section 4.2 (data movement is the system's job), section 4.3.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from jax.core import Tracer
-from jax.extend.core import Literal, jaxprs_in_params
+from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 from pathways_lab.client.code import jaxprs, layouts, source_lines
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import ArrayType, type_of
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.calls import result_name
-from pathways_lab.client.program.capture import OWN, Captured, Move, Outside, Site
+from pathways_lab.client.program.capture import Captured
 from pathways_lab.client.program.glue import Group, Operation
 from pathways_lab.client.program.graph import (
     Branch,
@@ -44,6 +45,7 @@ from pathways_lab.client.program.graph import (
     TransferNode,
     uses,
 )
+from pathways_lab.client.program.primitives import OWN, Move, Outside, Site
 from pathways_lab.client.session import failures
 from pathways_lab.core.program.program import Line
 from pathways_lab.runtime import jax_callbacks
@@ -120,6 +122,8 @@ class _Placer:
         # operations, by the identity of their variables (kept, so that it stays theirs).
         self.given: dict[tuple[int, Slice], Ref] = {}
         self.made: dict[tuple[int, Slice], tuple[Ref, ...]] = {}
+        # Single numbers that were moved: by the value and the slice.
+        self.copies: dict[tuple[Ref, Slice], Ref] = {}
         self.constants: dict[Any, Given] = {}
         self.kept: list[Any] = []
         self.first: Slice | None = None
@@ -171,8 +175,8 @@ class _Placer:
 
     def _inlined(self, equation: Any, operands: list[Any]) -> list[Item]:
         """A plain ``jax.jit`` around nodes: its body stands in its place."""
-        inner = equation.params.get("jaxpr")
-        if equation.primitive.name not in ("jit", "pjit", "closed_call") or inner is None:
+        inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+        if equation.primitive.name not in _TRANSPARENT or inner is None:
             line = source_lines.of_equation(_first_own(equation))
             raise failures.capture_failure(
                 f"a compiled function is called inside {_outside_name(equation)},"
@@ -181,9 +185,10 @@ class _Placer:
                 # JAX's own calls know no line of the user's: then that of JAX's function.
                 line=line if line.number else source_lines.of_equation(equation),
             )
-        constants = [self.constant(value) for value in inner.consts]
         given = [x if isinstance(x, Item) else self.constant(x) for x in operands]
-        return self.read(inner.jaxpr, constants, given)
+        if isinstance(inner, Jaxpr):
+            return self.read(inner, (), given)
+        return self.read(inner.jaxpr, [self.constant(value) for value in inner.consts], given)
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -235,6 +240,13 @@ class _Placer:
     def _move(self, equation: Any, operands: list[Any]) -> list[Item]:
         move: Move = equation.params["move"]
         return [self._moved(operands[0], move, source_lines.of_node(equation))]
+
+    def _beside(self, equation: Any, operands: list[Any]) -> list[Item]:
+        value, anchor = operands
+        line = source_lines.of_node(equation)
+        if _has_place(anchor) and not (_has_place(value) and value.slice is anchor.slice):
+            return [self._moved(value, Move(anchor.slice, None), line)]
+        return [value if isinstance(value, Item) else self.constant(value)]
 
     def _device_put(self, equation: Any, operands: list[Any]) -> list[Item]:
         """``jax.device_put``: a move when it names the mesh of a slice, else nothing."""
@@ -313,11 +325,11 @@ class _Placer:
     def _under(self, branch: Branch | None) -> Iterator[None]:
         """Nodes that are placed meanwhile have this condition."""
         self._close_all()
-        made, when = dict(self.made), self.when
+        made, copies, when = dict(self.made), dict(self.copies), self.when
         self.when = branch
         yield
         self._close_all()
-        self.made, self.when = made, when
+        self.made, self.copies, self.when = made, copies, when
 
     def _decided(self, item: Any, codes: Iterable[Any]) -> Ref:
         """The number that decides, which an operation makes.  codes: what it decides about."""
@@ -367,14 +379,27 @@ class _Placer:
         _check_pure(equation)
         kinds = tuple(type_of(variable.aval) for variable in equation.outvars)
         self.count += 1
-        operation = Waiting(self.count, equation, tuple(operands), kinds)
         on = self._where(equation, operands)
+        line = source_lines.of_node(equation)
+        if on is not None:
+            operands = [self._brought(x, on, line) for x in operands]
+        operation = Waiting(self.count, equation, tuple(operands), kinds)
         if on is None:
             return [Part(operation, index) for index in range(len(kinds))]
         return list(self._made(operation, on))
 
+    def _brought(self, item: Any, on: Slice, line: Line) -> Any:
+        """An operand; a single number that is elsewhere is moved."""
+        if not _has_place(item) or item.slice is on:
+            return item
+        if (item, on) not in self.copies:
+            self.copies[item, on] = self._moved(item, Move(on, None), line)
+        return self.copies[item, on]
+
     def _where(self, equation: Any, operands: list[Any]) -> Slice | None:
-        places = {x.slice: x for x in operands if _has_place(x)}
+        placed = [x for x in operands if _has_place(x)]
+        arrays = [x for x in placed if math.prod(x.type.shape) != 1]
+        places = {x.slice: x for x in arrays or placed[:1]}
         for on in jaxprs.slices_of_equation(equation):
             places.setdefault(on, Ref(type_of(equation.outvars[0].aval), on, name="its sharding"))
         if len(places) <= 1:
@@ -469,6 +494,7 @@ class _Placer:
         "pw_call": _call,
         "pw_handle": _handle,
         "pw_move": _move,
+        "pw_beside": _beside,
         "pw_switch": _switch,
         "pw_until": _until,
         "device_put": _device_put,
@@ -527,13 +553,16 @@ def _first_own(equation: Any) -> Any:
     return equation
 
 
+_TRANSPARENT = frozenset(
+    {"jit", "pjit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
+)
+"""Calls of JAX's that are read in place: what stands in a program is differentiated already."""
+
 _OUTSIDE = {
     "scan": "jax.lax.scan (or fori_loop, or map)",
     "while": "jax.lax.while_loop (or fori_loop)",
     "cond": "jax.lax.cond (or switch)",
     "shard_map": "jax.shard_map",
-    "checkpoint": "jax.checkpoint",
-    "remat2": "jax.checkpoint",
 }
 
 

@@ -45,6 +45,7 @@ from pathways_lab.client.program.graph import (
     prepare,
 )
 from pathways_lab.client.program.placement import Given, place
+from pathways_lab.client.program.primitives import Move
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.program import lowering
@@ -472,7 +473,7 @@ def device_put(tree: Any, to: Any) -> Any:
     return jax.tree.unflatten(structure, moved)
 
 
-def _as_shardings(moves: list[capture.Move], structure: Any) -> Any:
+def _as_shardings(moves: list[Move], structure: Any) -> Any:
     shardings = [
         move.requested if move.requested is not None else move.slice.sharding() for move in moves
     ]
@@ -491,19 +492,19 @@ def targets_of(to: Any, tree: Any, what: str) -> list[tuple[Slice, Requested]]:
     return [(move.slice, move.requested) for move in _moves(to, tree, what)]
 
 
-def _moves(to: Any, tree: Any, what: str) -> list[capture.Move]:
+def _moves(to: Any, tree: Any, what: str) -> list[Move]:
     return [_move(target) for target in broadcast(to, tree, what, _is_target)]
 
 
-def _move(target: Any) -> capture.Move:
+def _move(target: Any) -> Move:
     if isinstance(target, VirtualDevice) and len(target.slice) == 1:
         target = target.slice
     if isinstance(target, Slice):
-        return capture.Move(target, None)
+        return Move(target, None)
     on = layouts.slice_of_sharding(target)
     if on is None:
         raise failures.capture_failure(
             f"pw.device_put to {target!r}, which is neither a slice nor a sharding over one",
             "pass a slice, slice.sharding(spec), or NamedSharding(slice.mesh, spec)",
         )
-    return capture.Move(on, target)
+    return Move(on, target)

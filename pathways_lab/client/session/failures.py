@@ -246,14 +246,17 @@ def _plain(name: str) -> str:
     return parts.encode("ascii", "ignore").decode().strip() or "x"
 
 
-def in_transformation(transformation: str, *, program: str = "", node: str = "") -> PathwaysError:
-    """A program, a compiled function or else device_put met jax.grad, jax.vmap or jax.jit."""
+PUT = "device_put, which puts values on devices"
+
+
+def in_transformation(
+    transformation: str, *, program: str = "", node: str = "", thing: str = PUT
+) -> PathwaysError:
+    """A program, a compiled function or else *thing* met jax.grad, jax.vmap or jax.jit."""
     if program:
         thing = f"the program {program!r}, which is one run"
     elif node:
         thing = f"the compiled function {node!r}, which is one node"
-    else:
-        thing = "device_put, which puts values on devices"
     public = transformation.startswith("jax.")
     example = f": pw.jit({transformation}(f)), where f is plain Python"
     return capture_failure(
