@@ -140,6 +140,15 @@ def test_functions_without_a_slice_run_backward_where_they_ran_forward(fake: Fak
     assert found.slice is left
 
 
+def test_a_gradient_that_a_number_elsewhere_makes_comes_to_where_its_call_is(fake: FakeLab) -> None:
+    left, right = fake.slice(1), fake.slice(1)
+    here = pw.jit(lambda x: jnp.sin(x).sum())
+    step = pw.program(jax.grad(lambda x, v: here(x) * v.sum()))
+    found = step(pw.device_put(X, left), pw.device_put(V, right))
+    equal(found, np.cos(X) * V.sum())
+    assert found.slice is left
+
+
 def test_an_explicit_move_and_its_way_back(fake: FakeLab) -> None:
     left, right = fake.slice(1), fake.slice(1)
     call = pw.jit(second, on=right)
