@@ -64,7 +64,9 @@ def once_more(stats: dict[str, list[Any]], exitstatus: int) -> list[str]:
     threads.
     """
     failed = {
-        r.nodeid: set(r.keywords) for kind in ("failed", "error") for r in stats.get(kind, [])
+        r.nodeid: set(getattr(r, "keywords", ()))
+        for kind in ("failed", "error")
+        for r in stats.get(kind, [])
     }
     real = all(
         marks & {"cluster", "browser"} or name.startswith(RIM) for name, marks in failed.items()

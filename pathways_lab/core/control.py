@@ -320,10 +320,10 @@ class Control:
             run = state.runs.get(number)
             if run is not None:
                 self.outcomes.ended(run, first, host, times)
-        for number, step, case in event.decided:
+        for number, value, case in event.decided:
             run = state.runs.get(number)
             if run is not None:
-                self.outcomes.decided(run, step, host, case)
+                self.outcomes.decided(run, value, host, case)
         for number in self.elastic.reported(event):
             self.uploads.came(number, host)
 

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.program import Plan, Transfer
+from pathways_lab.core.program.program import Plan, Transfer, ValueId
 from pathways_lab.executor.local_array import Reader, Slot
 from pathways_lab.executor.steps import Key, Segment
 
@@ -26,7 +26,7 @@ class Decision:
     """Asks for a value that decides (see :class:`Serve`): the control plane waits for it."""
 
     run: int
-    step: int
+    value: ValueId
 
 
 @dataclass(slots=True, eq=False)

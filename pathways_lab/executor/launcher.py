@@ -180,9 +180,8 @@ class Launcher:
                     self._moves.add(run, index, node, seq)
             seq += reading.places[index]
         for index in range(grant.first, grant.last) if reading.decides else ():
-            if index in reading.decides:
-                slot = self._values.value(run, reading.decides[index])
-                self.buffers.ask(Decision(run.id, index), slot)
+            for value in reading.decides.get(index, ()):
+                self.buffers.ask(Decision(run.id, value), self._values.value(run, value))
         run.complete = run.complete or grant.last >= reading.end
         self._values.end_if_over(run)
         return self._take()

@@ -31,14 +31,14 @@ class Reading:
     ours: per step, whether this host takes part.
     places: per step, whether it takes a place in the order of this host's island.
     end: one more than the last step that is ours.
-    decides: values that decide, where this host has their first device, by step that makes them.
+    decides: values that decide, where this host has their first device, by step that makes some.
     """
 
     plan: Plan
     ours: tuple[bool, ...]
     places: tuple[bool, ...]
     end: int
-    decides: Mapping[int, ValueId]
+    decides: Mapping[int, tuple[ValueId, ...]]
 
 
 class Book:
@@ -122,12 +122,11 @@ class Book:
             places = tuple([near[touched] for touched in slices])
             end = max((index + 1 for index, mine in enumerate(ours) if mine), default=0)
             asked = {step.node.when.value for step in plan.steps if step.node.when is not None}
+            here = {value for value in asked if self._begins(plan.values[value].slice)}
             decides = {
-                index: value
+                index: tuple(value for value in outputs_of(step.node) if value in here)
                 for index, step in enumerate(plan.steps)
-                if asked
-                for value in asked.intersection(outputs_of(step.node))
-                if self._begins(plan.values[value].slice)
+                if here and not here.isdisjoint(outputs_of(step.node))
             }
             reading = self._readings[key] = Reading(plan, ours, places, end, decides)
         return reading

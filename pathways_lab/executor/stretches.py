@@ -107,12 +107,12 @@ def stretches(
     last: int,
     ours: Sequence[bool],
     plain: Callable[[Call], bool],
-    decides: Mapping[int, ValueId],
+    decides: Mapping[int, Sequence[ValueId]],
 ) -> dict[int, Stretch]:
     """The stretches of steps *first* to *last* (exclusive), by their first step.
 
     ours: by step, whether it runs here.  plain(call): whether it need not go alone.
-    decides: values that are asked for when they are made, by the steps that make them.
+    decides: values that are asked for when they are made, by the steps that make some.
     """
     return {
         begin: _stretch(plan, begin, end, decides)
@@ -140,13 +140,13 @@ def _ranges(
         begin = end
 
 
-def _stretch(plan: Plan, begin: int, end: int, decides: Mapping[int, ValueId]) -> Stretch:
+def _stretch(plan: Plan, begin: int, end: int, decides: Mapping[int, Sequence[ValueId]]) -> Stretch:
     calls = [(i, s.node) for i, s in enumerate(plan.steps[begin:end], begin)]
     gangs = [(index, node) for index, node in calls if isinstance(node, Call)]
     freed = {value for step in plan.steps[begin:end] for value in step.frees}
     made = {value for _, call in gangs for value in call.outputs}
     outlive = {v for v in made if v not in freed or v in plan.outputs}
-    outlive |= {decides[index] for index, _ in gangs if index in decides}
+    outlive |= {value for index, _ in gangs for value in decides.get(index, ())}
     read = dict.fromkeys(v for _, call in gangs for v in call.inputs)
     externals = tuple(v for v in read if v not in made)
     cells = {value: cell for cell, value in enumerate(externals)}

@@ -166,8 +166,8 @@ class Host:
                     self.world.carrier.receive(self, action)
                 case RunOver(run=run):
                     self.prompt.discard(run)
-                case Serve(fetch=Decision(run=run, step=step), slot=slot, reader=reader):
-                    self.world.decided(self, run, step)
+                case Serve(fetch=Decision(run=run, value=value), slot=slot, reader=reader):
+                    self.world.decided(self, run, value)
                     todo.extend(self.launcher.served(slot, reader))
                 case CancelReceive(key=key):
                     self.world.carrier.cancel(self, key)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.program import Call, SliceId
+from pathways_lab.core.program.program import Call, SliceId, ValueId
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Receive, Send
 from pathways_lab.executor.ends import Ends
@@ -167,7 +167,7 @@ class WorldPort(Protocol):
     def come(self, part: Part) -> None:
         """All devices of a gang on one host have its turn."""
 
-    def decided(self, host: HostPort, run: int, step: int) -> None:
+    def decided(self, host: HostPort, run: int, value: ValueId) -> None:
         """Tells the control plane what a value decides."""
 
     def report(self, host: HostPort, ends: Ends, resident: tuple[int, ...]) -> None:

@@ -48,7 +48,7 @@ from pathways_lab.core.messages import (
     Taken,
 )
 from pathways_lab.core.messages.elastic import SliceWithdrawn
-from pathways_lab.core.program.program import Plan, SliceId
+from pathways_lab.core.program.program import Plan, SliceId, ValueId
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceBinding, locals_of
 from pathways_lab.executor.ends import Ends
@@ -82,7 +82,7 @@ class World:
     launch_poisoned: gangs whose input is missing are launched all the same.
     wait_for_memory: hosts launch what fits into their devices' memory, and nothing else.
     fails: whether a step fails on a host, given ``(run, step, host)``.
-    choose: the case that a step decides, given ``(run, step)``; 1: the first branch of a
+    choose: the case that a value decides, given ``(run, value)``; 1: the first branch of a
         condition, and another turn of a loop.
     repeats: whether a host's report comes twice.
     pace: how many times as long a gang takes, given its hosts.
@@ -116,7 +116,7 @@ class World:
         self.wait_for_memory = wait_for_memory
         self.lag: Callable[[Grant], float] = lambda grant: 0.0
         self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
-        self.choose: Callable[[int, int], int] = lambda run, step: 1
+        self.choose: Callable[[int, int], int] = lambda run, value: 1
         self.repeats: Callable[[], bool] = lambda: False
         self.pace: Callable[[tuple[str, ...]], float] = lambda hosts: 1.0
         self.observers: list[Callable[[Event, list[Command]], None]] = []
@@ -292,13 +292,13 @@ class World:
                     host.name, lambda t: HostReport(t, "report", host.name, ended, failed, resident)
                 )
 
-    def decided(self, host: HostPort, run: int, step: int) -> None:
+    def decided(self, host: HostPort, run: int, value: ValueId) -> None:
         """A host has read a value that decides, and says so at once."""
-        case = self.choose(run, step)
+        case = self.choose(run, value)
         for _ in range(1 + self.repeats()):
             self.tell(
                 host.name,
-                lambda t: HostReport(t, "report", host.name, decided=((run, step, case),)),
+                lambda t: HostReport(t, "report", host.name, decided=((run, value, case),)),
             )
 
     def stop(self, name: str, seconds: float) -> None:

@@ -17,6 +17,7 @@ from pathways_lab.core.messages import (
     Refused,
 )
 from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.legality import outputs_of
 from pathways_lab.core.program.lowering import lower
 from pathways_lab.core.program.program import (
     Call,
@@ -98,9 +99,10 @@ def named(plan: Plan, grants: list[Grant], *, skipped: bool = False) -> list[str
 
 
 def decide(script: Script, plan: Plan, run: Submitted, case: int, name: str = "d") -> None:
-    step = next(i for i, s in enumerate(plan.steps) if s.node.name == name)
+    node = next(s.node for s in plan.steps if s.node.name == name)
     host = script.binding(plan.slices[0]).hosts[0]
-    script.send(HostReport(0.0, "r", host, decided=((run.run, step, case),)))
+    decided = tuple((run.run, value, case) for value in outputs_of(node))
+    script.send(HostReport(0.0, "r", host, decided=decided))
 
 
 @pytest.mark.parametrize("case", [0, 1])
@@ -269,3 +271,31 @@ def test_random_decisions_end_all_runs() -> None:
         for _, run in runs:
             script.drop(*run.outputs)
         assert not any(script.used()), seed
+
+
+def test_one_step_makes_several_values_that_decide() -> None:
+    """Each by itself, also when they are known one after the other."""
+    script = Script(islands=1, rules=KNOWN)
+    a, b = script.slice(2), script.slice(2)
+    draft = Draft(a, b)
+    x = draft.value(a)
+    first, second = draft.value(a), draft.value(a)
+    draft.signatures["d"] = Signature("d", a, (TWO,), (TWO, TWO))
+    draft.nodes.append(Call("d", a, (x,), (first, second), name="d"))
+    made = []
+    for number, decision in enumerate((first, second)):
+        out = draft.value(b)
+        draft.call(f"yes{number}", b, x, when=When(decision, 1, 2), into=out)
+        draft.call(f"no{number}", b, x, when=When(decision, 0, 2), into=out)
+        made.append(out)
+    plan = registered(script, lower(draft.program(*made)))
+    run = script.submit(plan)
+    script.finish_all()
+    host = script.binding(plan.slices[0]).hosts[0]
+    node = next(s.node for s in plan.steps if s.node.name == "d")
+    for value, case in zip(outputs_of(node), (1, 0), strict=True):
+        script.send(HostReport(0.0, "r", host, decided=((run.run, value, case),)))
+        script.finish_all()
+    taken = named(plan, script.grants)
+    assert {"yes0", "no1"} <= {*taken}
+    assert {"no0", "yes1"}.isdisjoint(taken)

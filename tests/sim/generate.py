@@ -162,35 +162,36 @@ class _Draft:
             self.free.remove(used[p])
 
     def decide(self) -> None:
-        """A value that one of two calls makes, as a value on a device says."""
-        rng, read = self.rng, list(self.free)
-        where = rng.choice(sorted(self.slices))
+        """Values that one of two calls makes, as values on a device say; one call makes these."""
+        rng, read, where = self.rng, list(self.free), self.rng.choice(sorted(self.slices))
         one = Layout(layout(self.slices[where]).mesh, ())
-        self.values.append(Value((), "int32", where, one, 4, "decision"))
-        decision = len(self.values) - 1
-        self._under(where, rng.sample(read, 1), decision, None)
-        joined = self.value(rng.choice(sorted(self.slices)), rng.randint(1, 4), "joined")
-        for case in range(2):
-            used, when = (
-                rng.sample(read, min(len(read), rng.randint(1, 2))),
-                When(decision, case, 2),
-            )
-            if rng.random() < 0.5:
-                own = self.value(rng.choice(sorted(self.slices)), 2, "own")
-                self.free.remove(own)  # nobody else may read it
-                self._under(self.values[own].slice, used, own, when)
-                used = [own]
-            self._under(self.values[joined].slice, used, joined, when)
+        decisions = [len(self.values) + n for n in range(rng.randint(1, 2))]
+        self.values += [Value((), "int32", where, one, 4, "decision") for _ in decisions]
+        self._under(where, rng.sample(read, 1), decisions, None)
+        later, somewhere = [], lambda: rng.choice(sorted(self.slices))
+        for decision in decisions:
+            joined = self.value(somewhere(), rng.randint(1, 4), "joined")
+            for when in (When(decision, case, 2) for case in range(2)):
+                used = rng.sample(read, min(len(read), rng.randint(1, 2)))
+                if rng.random() < 0.5:
+                    own = self.value(somewhere(), 2, "own")
+                    self.free.remove(own)  # nobody else may read it
+                    self._under(self.values[own].slice, used, [own], when)
+                    used = [own]
+                later.append((used, joined, when))
+        # Nodes of one condition need not follow each other.
+        for used, joined, when in later:
+            self._under(self.values[joined].slice, used, [joined], when)
 
-    def _under(self, where: SliceId | None, used: list[int], made: int, when: When | None) -> None:
+    def _under(
+        self, where: SliceId | None, used: list[int], made: list[int], when: When | None
+    ) -> None:
         """A call under a condition."""
         assert where is not None
-        number, row = len(self.nodes), layout(self.slices[where])
-        key = f"{self.name}.f{number}"
-        self.signatures[key] = Signature(
-            key, where, (row,) * len(used), (self.values[made].layout or row,)
-        )
-        self.nodes.append(Call(key, where, tuple(used), (made,), name=f"f{number}", when=when))
+        key, row = f"{self.name}.f{len(self.nodes)}", layout(self.slices[where])
+        given = tuple(self.values[value].layout or row for value in made)
+        self.signatures[key] = Signature(key, where, (row,) * len(used), given)
+        self.nodes.append(Call(key, where, tuple(used), tuple(made), name=key, when=when))
 
 
 def random_plan(rng: random.Random, slices: dict[SliceId, int], shape: Shape, name: str) -> Plan:
@@ -469,13 +470,13 @@ class RandomClient:
             values[value] = made_of("argument", run, p) if buffer is None else self.contents[buffer]
         deciding = {step.node.when.value for step in plan.steps if step.node.when is not None}
         decided: dict[int, int] = {}
-        for number, step in enumerate(plan.steps):
+        for step in plan.steps:
             node = step.node
             if node.when is not None and decided.get(node.when.value) != node.when.case:
                 continue
             if isinstance(node, Call):
-                if deciding.intersection(node.outputs):
-                    decided[node.outputs[0]] = self.world.choose(run, number)
+                for value in deciding.intersection(node.outputs):
+                    decided[value] = self.world.choose(run, value)
                 parts = [values[v] for v in node.inputs]
                 values.update({v: made_of(node.function, v, *parts) for v in node.outputs})
             else:

@@ -147,7 +147,7 @@ def search(
     )
     failing = random.Random(seed + 1)
     world.fails = lambda run, step, host: failing.random() < shape.fail
-    world.choose = lambda run, step: made_of("decision", run, step) % 2
+    world.choose = lambda run, value: made_of("decision", run, value) % 2
     chosen = random_policy(rng)
     policy: Policy | RemotePolicy = chosen
     if not without and seed % 3 == 0:

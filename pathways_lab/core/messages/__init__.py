@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages.base import Commanded, Happened, ToClient, ToHosts, Wished
 from pathways_lab.core.messages.elastic import ElasticCommand, ElasticEvent
-from pathways_lab.core.program.program import NO_LINE, Line, Plan, SliceId
+from pathways_lab.core.program.program import NO_LINE, Line, Plan, SliceId, ValueId
 from pathways_lab.core.scheduling.policies import (
     PlaceView,
     Policy,
@@ -154,7 +154,7 @@ class HostReport(Happened):
     resident: uploaded buffers whose parts for this host have all arrived.
     compiled: ``(function, slice, temporary bytes per device, error or None)``.
     parked, moved: slices whose values are in its own memory (see ``Park``), or were sent on.
-    decided: ``(run, step, case)`` of steps whose values decide, as it has read them.
+    decided: ``(run, value, case)`` of values that decide, as it has read them.
     """
 
     host: str
@@ -164,7 +164,7 @@ class HostReport(Happened):
     compiled: tuple[tuple[str, SliceId, int, Failure | None], ...] = ()
     parked: tuple[SliceId, ...] = ()
     moved: tuple[SliceId, ...] = ()
-    decided: tuple[tuple[Run, int, int], ...] = ()
+    decided: tuple[tuple[Run, ValueId, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

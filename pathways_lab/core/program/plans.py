@@ -92,7 +92,8 @@ class PlanIndex:
     uses: per output position, how many steps touch it.
     inner: per step, whether it is a gang that only other steps of the plan know.
     gates: steps that may be granted only when their inputs are resident.
-    whens: per step, its condition.  decides: conditions by the steps that decide them.
+    whens: per step, its condition.  decides: per step that makes some, the values that decide.
+    deciders: by value that decides, the step that makes it, and the number of its cases.
     bits: one bit per host; masks: per step, those of its hosts.
     shared: hosts that have the plan.  home: island by host.  devices: by slice.
     bindings: of all its slices.
@@ -127,7 +128,8 @@ class PlanIndex:
     waits: tuple[int, ...]
     gates: frozenset[int]
     whens: tuple[When | None, ...]
-    decides: Mapping[int, When]
+    decides: Mapping[int, tuple[ValueId, ...]]
+    deciders: Mapping[ValueId, tuple[int, int]]
     home: Mapping[str, str]
     devices: Mapping[SliceId, int]
     bindings: Mapping[SliceId, SliceBinding]
@@ -318,6 +320,11 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         tuple(dict.fromkeys(h for s in touched for h in slice_hosts[s])) for touched in slices
     )
     bits = {host: 1 << number for number, host in enumerate(home)}
+    deciders = {
+        when.value: (makers[when.value][0], when.cases)
+        for when in (step.node.when for step in plan.steps)
+        if when is not None
+    }
     return PlanIndex(
         plan=plan,
         client=client,
@@ -349,13 +356,17 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         waits=tuple(1 + len(p) + len(r) for p, r in zip(producers, reads, strict=True)),
         gates=frozenset(gates),
         whens=tuple(step.node.when for step in plan.steps),
-        decides={
-            makers[step.node.when.value][0]: step.node.when
-            for step in plan.steps
-            if step.node.when is not None
-        },
+        decides=_by_step(deciders),
+        deciders=deciders,
         home=home,
         devices={s: len(bindings[s].devices) for s in plan.slices},
         bindings={s: bindings[s] for s in plan.slices},
         kept=any(isinstance(step.node, Call) and step.node.keep for step in plan.steps),
     )
+
+
+def _by_step(deciders: Mapping[ValueId, tuple[int, int]]) -> dict[int, tuple[ValueId, ...]]:
+    found: dict[int, tuple[ValueId, ...]] = {}
+    for value, (step, _) in deciders.items():
+        found[step] = (*found.get(step, ()), value)
+    return found

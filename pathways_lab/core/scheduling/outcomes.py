@@ -19,7 +19,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.messages import AbortRun, RunEnded
 from pathways_lab.core.program.functions import FunctionKey
-from pathways_lab.core.program.program import SliceId
+from pathways_lab.core.program.program import SliceId, ValueId
 from pathways_lab.core.scheduling.runs import RunRecord
 from pathways_lab.core.state import State
 
@@ -65,13 +65,15 @@ class Outcomes:
             if run.report(step, bit):
                 self.state.settled.append((run, step))
 
-    def decided(self, run: RunRecord, step: int, host: str, case: int) -> None:
-        """A host has read the value that a step decides; repeats change nothing."""
-        when = run.index.decides.get(step)
-        if when is None or not run.index.bits.get(host, 0) & run.index.masks[step]:
+    def decided(self, run: RunRecord, value: ValueId, host: str, case: int) -> None:
+        """A host has read a value that decides; repeats change nothing."""
+        if value not in run.index.deciders:
             return
-        if run.gangs[step] != "waiting" and when.value not in run.decided:
-            run.decided[when.value] = min(case, when.cases - 1)
+        step, cases = run.index.deciders[value]
+        if not run.index.bits.get(host, 0) & run.index.masks[step]:
+            return
+        if run.gangs[step] != "waiting" and value not in run.decided:
+            run.decided[value] = min(case, cases - 1)
             self.state.woken.append(run.id)
 
     def skipped(self, run: RunRecord, steps: Iterable[int]) -> None:
@@ -176,8 +178,7 @@ class Outcomes:
         for spoiled in run.spoil(step, failure):
             for p in run.index.results[spoiled]:
                 self.fail_buffer(run.outputs[p], failure)
-            when = run.index.decides.get(spoiled)
-            if when is not None and when.value not in run.decided:
+            if any(v not in run.decided for v in run.index.decides.get(spoiled, ())):
                 self.cut(run, failure)  # nobody will ever decide
         rest = range(run.position, len(run.gangs))
         if len(rest) and all(s in run.poison for s in rest):

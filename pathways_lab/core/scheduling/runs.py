@@ -112,8 +112,7 @@ class RunRecord:
         while self.position < len(self.gangs) and self.taken(self.position) is False:
             step = self.position
             self.gangs[step] = GANG.next(self.gangs[step], "skip", (self.id, step))
-            if step in index.decides:
-                self.decided[index.decides[step].value] = NEVER
+            self.decided.update(dict.fromkeys(index.decides.get(step, ()), NEVER))
             self.position += 1
         return range(first, self.position)
 

@@ -157,8 +157,8 @@ class Carrier:
             case RunOver(run=run):
                 self._reports.run_over(run)
                 self._exchange.submit(self._exchange.run_over, run, nbytes=0)
-            case Serve(fetch=Decision(run=run, step=step), slot=slot, reader=reader):
-                self._reports.decided(run, step, case_of(slot.payload))
+            case Serve(fetch=Decision(run=run, value=value), slot=slot, reader=reader):
+                self._reports.decided(run, value, case_of(slot.payload))
                 self._todo += self._launcher.served(slot, reader)
             case Serve():
                 self._todo += self._desk.serve(action)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
-from pathways_lab.core.program.program import SliceId
+from pathways_lab.core.program.program import SliceId, ValueId
 from pathways_lab.executor.actions import Report
 from pathways_lab.executor.ends import Ends
 from pathways_lab.executor.launcher import Launcher
@@ -66,7 +66,7 @@ class Reports:
         self._compiled: list[tuple[str, SliceId, int, Failure | None]] = []
         self._parked: list[SliceId] = []
         self._moved: list[SliceId] = []
-        self._decided: list[tuple[int, int, int]] = []
+        self._decided: list[tuple[int, ValueId, int]] = []
         self._records: list[bytes] = []
         self._flushed = 0.0
         self._waiting = False
@@ -104,10 +104,9 @@ class Reports:
         """A value of it could not be taken from its devices, or sent on.  From any thread."""
         self._send("unmoved", {"slice": slice_id, "reason": reason})
 
-    def decided(self, run: int, step: int, case: int) -> None:
-        """The control plane waits for it: it is told now."""
-        self._decided.append((run, step, case))
-        self.flush()
+    def decided(self, run: int, value: ValueId, case: int) -> None:
+        """The control plane waits for it: :meth:`due` tells it, with others of the same gang."""
+        self._decided.append((run, value, case))
 
     def hurry(self, run: int) -> None:
         """Others wait for whatever of this run ends."""
@@ -144,7 +143,9 @@ class Reports:
         self._prompt -= self._runs_over
         # The core waits for uploads and parked values, whatever is launched meanwhile.
         needed = bool(self._resident or self._parked)
-        if not heard or waited_for or needed:
+        if self._decided:
+            self.flush()
+        elif not heard or waited_for or needed:
             self._over |= bool(self._runs_over) or waited_for
             if (now or needed) and (since >= PERIOD or idle or (self._over and since >= QUICK)):
                 self.flush()
