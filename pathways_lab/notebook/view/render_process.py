@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from pathways_lab.notebook.draw.bokeh_figures import documented
 from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
-from pathways_lab.notebook.scene.picture import LAST, Picture, Wanted
+from pathways_lab.notebook.scene.picture import LAST, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view.answers import answer
 from pathways_lab.notebook.view.cpu_budget import PERIOD, Pace
 from pathways_lab.notebook.view.machine_load import COUNT, give_way, spare
@@ -68,7 +68,9 @@ class Shown:
         """Whether it ends at *now* (records' clock)."""
         if self.closing is None:
             return self.picture.over(self.told)
-        return now > self.closing or not self.picture.waiting
+        # A value may be there before the records of what made it.
+        settled = now > self.closing - LAST + SETTLE
+        return now > self.closing or (settled and not self.picture.waiting)
 
     def message(self, now: float, whole: bool = False) -> dict[str, Any] | None:
         """The changes as a message, or with *whole* a snapshot."""

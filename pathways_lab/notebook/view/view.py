@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from pathways_lab.notebook.kernel import line_index
 from pathways_lab.notebook.panels import chosen
-from pathways_lab.notebook.scene.picture import LAST, Picture, Wanted
+from pathways_lab.notebook.scene.picture import LAST, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view import renderers
 from pathways_lab.notebook.view.answers import ANSWERED
 from pathways_lab.notebook.view.frozen import Bundle
@@ -254,8 +254,8 @@ class View:
 
     def _wait_for_records(self) -> None:
         """Have what began come to its end: as a view does that was live."""
-        until = time.monotonic() + LAST
-        while self.picture.waiting and time.monotonic() < until:
+        began = time.monotonic()
+        while time.monotonic() < began + (LAST if self.picture.waiting else SETTLE):
             time.sleep(LOOK)
             self.picture.present.collect(self.timeline.clock())
 
