@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathways_lab.client.lab.opening import connect, current, make_virtual_device_set, start
     from pathways_lab.client.lab.tags import tagged
     from pathways_lab.client.program.branches import cond, switch, until
+    from pathways_lab.client.program.experts import experts
     from pathways_lab.client.program.program import device_put, program
     from pathways_lab.client.program.simulation import Machine, compare_policies, simulate
     from pathways_lab.client.saving.checkpoints import Saving, restore, save
@@ -86,6 +87,7 @@ __all__ = [
     "data_parallel",
     "device_put",
     "emulated",
+    "experts",
     "jit",
     "load",
     "make_virtual_device_set",
@@ -120,6 +122,7 @@ _HOMES = {
         "client.lab.opening": "connect current make_virtual_device_set start",
         "client.lab.tags": "tagged",
         "client.program.branches": "cond switch until",
+        "client.program.experts": "experts",
         "client.program.program": "device_put program",
         "client.program.simulation": "Machine compare_policies simulate",
         "client.saving.checkpoints": "Saving restore save",

@@ -19,7 +19,7 @@ SURFACE = {
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
     *("cond", "switch", "until"),
     # models
-    *("mpmd", "pipeline", "data_parallel", "Trunk"),
+    *("mpmd", "pipeline", "data_parallel", "experts", "Trunk"),
     # checkpoints
     *("save", "restore", "Saving"),
     # whose gangs go first

@@ -92,6 +92,24 @@ def patching(s: pw.Slice) -> None:
     assert isinstance(out, pw.Handle)
 
 
+@shows("pw.experts")
+def experts(lab: pw.Lab) -> None:
+    on = [lab.slice(1), lab.slice(1)]
+
+    def top_one(x: Any, router: Any) -> Any:
+        score = jax.nn.softmax(x @ router)
+        return score.argmax(axis=1, keepdims=True), score.max(axis=1, keepdims=True)
+
+    moe = pw.experts(lambda w, rows: jnp.tanh(rows @ w), on=on, route=top_one)
+    weights = [np.eye(4, dtype=np.float32), 2 * np.eye(4, dtype=np.float32)]
+    x = pw.device_put(np.ones((8, 4), np.float32), on[0])
+    router = np.ones((4, 2), np.float32)
+    y = moe(weights, x, router)
+    loss = pw.program(lambda w: (moe(w, x, router) ** 2).sum())
+    slopes = pw.program(jax.grad(loss.function))(weights)
+    print(y.result()[0], [slope.slice for slope in slopes])
+
+
 @shows("pw.cond", "pw.switch", "pw.until")
 def deciding(s: pw.Slice, t: pw.Slice) -> None:
     grow = pw.jit(lambda a: a * 2, on=s)

@@ -31,7 +31,7 @@ from pathways_lab.client.functions import scopes
 from pathways_lab.client.functions.array_types import ArrayType, type_of
 from pathways_lab.client.program.capture import Capture
 from pathways_lab.client.program.gradients import derived, moving_of, refuses
-from pathways_lab.client.program.primitives import beside_p, switch_p, until_p
+from pathways_lab.client.program.primitives import beside_p, switch_p, until_p, within_p
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 
@@ -53,7 +53,7 @@ def cond(pred: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *
         def step(x):
             return pw.cond(score(x) > 0.5, accept, refine, x)
     """
-    _capture("cond")
+    captured_in("cond")
     return switch(_number(pred), (on_false, on_true), *args)
 
 
@@ -70,10 +70,18 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
     """
     if not branches:
         raise failures.failure("refused", "pw.switch has no branches", "give one function or more")
-    capture = _capture("switch")
+    capture = captured_in("switch")
     if capture is None or not isinstance(index, Handle | Tracer):
         return branches[int(min(max(int(index), 0), len(branches) - 1))](*args)
-    number = jnp.clip(_one(capture, index).astype("int32"), 0, len(branches) - 1)
+    return decided(
+        jnp.clip(_one(capture, index).astype("int32"), 0, len(branches) - 1), branches, *args
+    )
+
+
+def decided(number: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
+    """:func:`switch` in a program, by an int32 that is the number of a branch for sure."""
+    capture = captured_in("switch")
+    assert capture is not None
     leaves, tree = _flat(capture, args)
     made = [_Recorded(branch, leaves, tree) for branch in branches]
     for branch in made[1:]:
@@ -87,6 +95,19 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
         types=made[0].types,
     )
     return jax.tree.unflatten(made[0].tree, results)
+
+
+def within(number: Any, case: int, cases: int, function: Callable[[], Any]) -> Any:
+    """Nodes that run when *number* is *case*, one of *cases*: a part of a branch.
+
+    So the parts of several branches may take turns in the order of a program.  Only other parts of
+    the same case, and that branch of :func:`decided`, may read the results.
+    """
+    made = _Recorded(function, (), jax.tree.structure(()))
+    results = within_p.bind(
+        number, *made.around, code=made.code, case=case, cases=cases, types=made.types
+    )
+    return jax.tree.unflatten(made.tree, results)
 
 
 def until(
@@ -108,7 +129,7 @@ def until(
         raise failures.failure(
             "refused", f"at_most={at_most} turns of pw.until", f"0 to {MOST}: each is in the plan"
         )
-    capture = _capture("until")
+    capture = captured_in("until")
     if capture is None:
         for _ in range(at_most):
             if bool(done(state)):
@@ -133,7 +154,7 @@ def until(
     return jax.tree.unflatten(turn.tree, results)
 
 
-def _capture(name: str) -> Capture | None:
+def captured_in(name: str) -> Capture | None:
     """The program that is being captured, if one is."""
     scope = scopes.current()
     if isinstance(scope, scopes.Body):
@@ -239,7 +260,7 @@ def _of_switch(primals: Sequence[Any], tangents: Sequence[Any], **parameters: An
             return branch
 
         found = iter(
-            switch(
+            decided(
                 index,
                 [of_branch(case) for case in range(len(codes))],
                 operands,

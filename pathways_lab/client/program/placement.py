@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from jax.core import Tracer
-from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+from jax.extend.core import Jaxpr, Literal
 
 from pathways_lab.client.code import jaxprs, layouts, source_lines
 from pathways_lab.client.functions import array_types
@@ -33,6 +33,13 @@ from pathways_lab.client.functions.array_types import ArrayType, type_of
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.calls import result_name
 from pathways_lab.client.program.capture import Captured
+from pathways_lab.client.program.equations import (
+    TRANSPARENT,
+    check_pure,
+    first_own,
+    has_nodes,
+    outside_name,
+)
 from pathways_lab.client.program.glue import Group, Operation
 from pathways_lab.client.program.graph import (
     Branch,
@@ -45,10 +52,9 @@ from pathways_lab.client.program.graph import (
     TransferNode,
     uses,
 )
-from pathways_lab.client.program.primitives import OWN, Move, Outside, Site
+from pathways_lab.client.program.primitives import Move, Outside, Site
 from pathways_lab.client.session import failures
 from pathways_lab.core.program.program import Line
-from pathways_lab.runtime import jax_callbacks
 from pathways_lab.runtime.arrays import is_key
 
 _BAKED = 1024
@@ -147,7 +153,7 @@ class _Placer:
             handler = self._HANDLERS.get(equation.primitive.name)
             if handler is not None:
                 results = handler(self, equation, operands)
-            elif _has_nodes(equation):
+            elif has_nodes(equation):
                 results = self._inlined(equation, operands)
             else:
                 results = self._operation(equation, operands)
@@ -176,10 +182,10 @@ class _Placer:
     def _inlined(self, equation: Any, operands: list[Any]) -> list[Item]:
         """A plain ``jax.jit`` around nodes: its body stands in its place."""
         inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-        if equation.primitive.name not in _TRANSPARENT or inner is None:
-            line = source_lines.of_equation(_first_own(equation))
+        if equation.primitive.name not in TRANSPARENT or inner is None:
+            line = source_lines.of_equation(first_own(equation))
             raise failures.capture_failure(
-                f"a compiled function is called inside {_outside_name(equation)},"
+                f"a compiled function is called inside {outside_name(equation)},"
                 " which runs it an unknown number of times or under another rule",
                 "put the whole loop into one compiled function, or write a Python loop",
                 # JAX's own calls know no line of the user's: then that of JAX's function.
@@ -294,6 +300,14 @@ class _Placer:
                 ends.append((branch, self._branch(code, args, more)))
         return self._joined(ends, source_lines.of_node(equation))
 
+    def _within(self, equation: Any, operands: list[Any]) -> list[Item]:
+        """Nodes under a condition, whose results are read under the same one only."""
+        parameters = equation.params
+        number = self._decided(operands[0], [parameters["code"]])
+        with self._under(Branch(number, parameters["case"], parameters["cases"])):
+            found = self._branch(parameters["code"], (), operands[1:])
+            return [self.result(item, None) for item in found]
+
     def _until(self, equation: Any, operands: list[Any]) -> list[Item]:
         """Every turn, each under the condition that the one before it was not the last."""
         asked, _ = equation.params["around"]
@@ -376,7 +390,7 @@ class _Placer:
     # --- ordinary operations -----------------------------------------------------------------
 
     def _operation(self, equation: Any, operands: list[Any]) -> list[Item]:
-        _check_pure(equation)
+        check_pure(equation)
         kinds = tuple(type_of(variable.aval) for variable in equation.outvars)
         self.count += 1
         on = self._where(equation, operands)
@@ -496,6 +510,7 @@ class _Placer:
         "pw_move": _move,
         "pw_beside": _beside,
         "pw_switch": _switch,
+        "pw_within": _within,
         "pw_until": _until,
         "device_put": _device_put,
     }
@@ -531,59 +546,6 @@ def _renamed(nodes: list[GraphNode], results: Sequence[Ref | Given]) -> list[Gra
 def _has_place(item: Any) -> TypeGuard[Ref]:
     """Whether what is computed with a value is computed where it is."""
     return isinstance(item, Ref) and not item.slice.taken
-
-
-# --- questions about equations ------------------------------------------------------------
-
-
-def _has_nodes(equation: Any) -> bool:
-    return any(
-        inner.primitive.name in OWN
-        for jaxpr in jaxprs_in_params(equation.params)
-        for inner in jaxprs.equations(jaxpr)
-    )
-
-
-def _first_own(equation: Any) -> Any:
-    """The call that stands inside an equation of JAX's."""
-    for jaxpr in jaxprs_in_params(equation.params):
-        for inner in jaxprs.equations(jaxpr):
-            if inner.primitive.name in OWN:
-                return inner
-    return equation
-
-
-_TRANSPARENT = frozenset(
-    {"jit", "pjit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
-)
-"""Calls of JAX's that are read in place: what stands in a program is differentiated already."""
-
-_OUTSIDE = {
-    "scan": "jax.lax.scan (or fori_loop, or map)",
-    "while": "jax.lax.while_loop (or fori_loop)",
-    "cond": "jax.lax.cond (or switch)",
-    "shard_map": "jax.shard_map",
-}
-
-
-def _outside_name(equation: Any) -> str:
-    name = equation.primitive.name
-    return _OUTSIDE.get(name, "a custom derivative" if name.startswith("custom_") else name)
-
-
-def _check_pure(equation: Any) -> None:
-    """Operations between nodes compute; they do not print or call back."""
-    names = {equation.primitive.name}
-    for jaxpr in jaxprs_in_params(equation.params):
-        names.update(inner.primitive.name for inner in jaxprs.equations(jaxpr))
-    found = sorted(names & jax_callbacks.CALLBACK_NAMES)
-    if found or equation.effects:
-        what = found[0] if found else equation.primitive.name
-        raise failures.capture_failure(
-            f"{what} stands between the nodes of a program, where nothing calls back into Python",
-            "put it into a compiled function (pw.jit): there it runs on the devices",
-            line=source_lines.of_equation(equation),
-        )
 
 
 def _needed(operation: Waiting, done: Callable[[Waiting], bool]) -> list[Waiting]:

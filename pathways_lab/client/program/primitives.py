@@ -94,11 +94,14 @@ beside_p = Primitive("pw_beside")
 switch_p = Primitive("pw_switch")
 """One of several branches.  Parameter: ``branches``, and how many arguments each reads."""
 switch_p.multiple_results = True
+within_p = Primitive("pw_within")
+"""Nodes of one case of a decision; only nodes of the same case may read the results."""
+within_p.multiple_results = True
 until_p = Primitive("pw_until")
 """A loop.  Parameters: ``done``, ``body``, ``most``, and how many arguments each reads."""
 until_p.multiple_results = True
 
-OWN = frozenset(p.name for p in (call_p, handle_p, move_p, beside_p, switch_p, until_p))
+OWN = frozenset(p.name for p in (call_p, handle_p, move_p, beside_p, switch_p, within_p, until_p))
 """Names of the primitives that only a program may contain."""
 
 
@@ -111,4 +114,5 @@ handle_p.def_abstract_eval(lambda *, outside: _aval(outside.kind))
 move_p.def_abstract_eval(lambda value, *, move: value)
 beside_p.def_abstract_eval(lambda value, _: value)
 switch_p.def_abstract_eval(lambda *_, types, **__: [_aval(kind) for kind in types])
+within_p.def_abstract_eval(lambda *_, types, **__: [_aval(kind) for kind in types])
 until_p.def_abstract_eval(lambda *_, types, **__: [_aval(kind) for kind in types])
