@@ -1,15 +1,14 @@
-"""A sharded array in a file: every device writes its part, or reads the part that it wants.
+"""A sharded array on disk: every device writes its part, or reads the part that it wants.
 
-Problem: what lies on many devices must not pass through one process on its way to a file, and
+Problem: what lies on many devices must not pass through one process on its way to disk, and
 comes back on other devices, cut in another way.
 
-How: two bodies of compiled functions, each a callback under ``shard_map``.  The file is NumPy's
-``.npy``, made beforehand in its full size, so that parts of any cut are written and read in
-any order; what NumPy has no dtype for is kept as integers of its size.
+How: two bodies of compiled functions, each a callback under ``shard_map``.  The files are those
+of :mod:`pathways_lab.runtime.zarr_arrays`; what is written lies in a folder made beforehand.
 
-Rule for maintainers: what changes from save to save (folder, number of the file) is an argument
+Rule for maintainers: what changes from save to save (folder, name of the array) is an argument
 and no part of the code: a loop that saves compiles once.  Callbacks run on hosts and touch NumPy
-only.
+only, so they see integers in place of types that NumPy lacks.
 
 Paper: section 4.2 (sharded buffers), section 4.3 (host computations).
 """
@@ -17,9 +16,9 @@ Paper: section 4.2 (sharded buffers), section 4.3 (host computations).
 from __future__ import annotations
 
 import functools
-import math
+import json
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,44 +28,24 @@ from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
 from pathways_lab.core.program.layout import Box, Layout
-from pathways_lab.runtime import arrays
+from pathways_lab.runtime import arrays, zarr_arrays
 from pathways_lab.runtime.devices import spec_of
 
 _LONGEST = 4096
-"""Bytes of a folder's name."""
+"""Bytes of the place of an array."""
 
 Array = np.ndarray[Any, Any]
 
 
-def named(folder: Path) -> Array:
-    """A folder as an array, always of the same shape.  Raises ValueError for too long a name."""
-    name = os.fsencode(folder)
-    if len(name) > _LONGEST:
-        raise ValueError(f"the name of a folder has at most {_LONGEST} bytes")
-    return np.frombuffer(name.ljust(_LONGEST, b"\0"), np.uint8)
+def placed(spec: Mapping[str, Any]) -> Array:
+    """The place of an array as an array, always of the same shape.
 
-
-def file_of(folder: Path, number: int) -> Path:
-    """Where value *number* of a folder is."""
-    return folder / f"{number}.npy"
-
-
-def make(file: Path, shape: tuple[int, ...], dtype: str) -> None:
-    """The file of a value of this shape and JAX type name, in its full size."""
-    stored = _stored(shape, dtype)
-    header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(stored.dtype)),
-        "fortran_order": False,
-        "shape": tuple(stored.shape),
-    }
-    with file.open("wb") as opened:
-        np.lib.format.write_array_header_1_0(opened, header)
-        opened.truncate(opened.tell() + math.prod(stored.shape) * stored.dtype.itemsize)
-
-
-def _stored(shape: tuple[int, ...], dtype: str) -> Any:
-    """Shape and dtype of a value in its file."""
-    return jax.eval_shape(plain, jax.ShapeDtypeStruct(shape, arrays.dtype_of(dtype)))
+    Raises ValueError for too long a name.
+    """
+    text = os.fsencode(json.dumps(spec, ensure_ascii=False))
+    if len(text) > _LONGEST:
+        raise ValueError(f"the place of an array has at most {_LONGEST} bytes, {len(text)} here")
+    return np.frombuffer(text.ljust(_LONGEST), np.uint8)
 
 
 def plain(array: Any) -> Any:
@@ -89,41 +68,39 @@ def typed(stored: Any, dtype: str) -> Any:
     return jax.lax.bitcast_convert_type(stored.astype(f"uint{_bits(wanted)}"), wanted)
 
 
-def write(array: Any, folder: Any, number: Any, *, mesh: Mesh, layout: Layout) -> Any:
+def write(array: Any, place: Any, *, mesh: Mesh, layout: Layout) -> Any:
     """Body of a compiled function: every device writes its part of *array*; a true from each."""
     kind = arrays.physical(tuple(array.shape), str(array.dtype), layout)
     put = functools.partial(_put, kind.boxes())
 
-    def part(shard: Any, folder: Any, number: Any) -> Any:
+    def part(shard: Any, place: Any) -> Any:
         done = jax.ShapeDtypeStruct((1,), bool)
-        return io_callback(put, done, shard, folder, number, jax.lax.axis_index(mesh.axis_names))
+        return io_callback(put, done, shard, place, jax.lax.axis_index(mesh.axis_names))
 
     everywhere, anywhere = PartitionSpec(mesh.axis_names), PartitionSpec()
     return jax.shard_map(
         part,
         mesh=mesh,
-        in_specs=(spec_of(kind.layout), anywhere, anywhere),
+        in_specs=(spec_of(kind.layout), anywhere),
         out_specs=everywhere,
         check_vma=False,
-    )(plain(array), folder, number)
+    )(plain(array), place)
 
 
-def read(
-    folder: Any, number: Any, *, mesh: Mesh, layout: Layout, shape: tuple[int, ...], dtype: str
-) -> Any:
+def read(place: Any, *, mesh: Mesh, layout: Layout, shape: tuple[int, ...], dtype: str) -> Any:
     """Body of a compiled function: an array of which every device reads its part."""
     kind = arrays.physical(shape, dtype, layout)
-    block = jax.ShapeDtypeStruct(kind.shard, _stored(shape, dtype).dtype)
+    stored = jax.eval_shape(plain, jax.ShapeDtypeStruct(shape, arrays.dtype_of(dtype)))
+    block = jax.ShapeDtypeStruct(kind.shard, stored.dtype)
     get = functools.partial(_get, kind.boxes(), block)
 
-    def part(folder: Any, number: Any) -> Any:
-        return io_callback(get, block, folder, number, jax.lax.axis_index(mesh.axis_names))
+    def part(place: Any) -> Any:
+        return io_callback(get, block, place, jax.lax.axis_index(mesh.axis_names))
 
-    anywhere, cut = PartitionSpec(), spec_of(kind.layout)
     parts = jax.shard_map(
-        part, mesh=mesh, in_specs=(anywhere, anywhere), out_specs=cut, check_vma=False
+        part, mesh=mesh, in_specs=PartitionSpec(), out_specs=spec_of(kind.layout), check_vma=False
     )
-    return typed(parts(folder, number), dtype)
+    return typed(parts(place), dtype)
 
 
 def _bits(dtype: Any) -> int:
@@ -134,29 +111,33 @@ def _bits(dtype: Any) -> int:
 # --- on hosts -------------------------------------------------------------------------------
 
 
-def _put(boxes: tuple[Box, ...], shard: Any, folder: Any, number: Any, device: Any) -> Array:
-    box = boxes[device]
-    if boxes.index(box) == device and shard.size:  # the first of those that have it
-        file = _opened(folder, number, "r+")
-        file[arrays.index(box)] = shard
-        file.flush()
+def _put(boxes: tuple[Box, ...], shard: Any, place: Any, device: Any) -> Array:
+    box, spec = boxes[device], _spec(place)
+    if boxes.index(box) == device:  # the first of those that have it
+        try:
+            zarr_arrays.write(zarr_arrays.folder_of(spec), box, shard)
+        except OSError as error:
+            raise _unseen(spec, "written", error) from error
     return np.ones(1, bool)
 
 
-def _get(boxes: tuple[Box, ...], block: Any, folder: Any, number: Any, device: Any) -> Array:
+def _get(boxes: tuple[Box, ...], block: Any, place: Any, device: Any) -> Array:
     if not block.size:
         return np.zeros(block.shape, block.dtype)
-    return np.array(_opened(folder, number, "r")[arrays.index(boxes[device])])
-
-
-def _opened(folder: Any, number: Any, mode: Any) -> np.memmap[Any, Any]:
-    """The file of a value.  Raises OSError that says what a host needs."""
-    path = file_of(Path(os.fsdecode(bytes(np.asarray(folder)).rstrip(b"\0"))), int(number))
+    spec = _spec(place)
     try:
-        file: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode)
+        return zarr_arrays.read(spec, boxes[device]).view(block.dtype)
     except (OSError, ValueError) as error:
-        raise OSError(
-            f"{path} cannot be opened on this host ({error}): a checkpoint lies on a file system"
-            " that all hosts of its slices see"
-        ) from error
-    return file
+        raise _unseen(spec, "read", error) from error
+
+
+def _spec(place: Any) -> Any:
+    return json.loads(os.fsdecode(bytes(np.asarray(place))))
+
+
+def _unseen(spec: Mapping[str, Any], what: str, error: Exception) -> OSError:
+    """An error that says which files a host needs."""
+    return OSError(
+        f"{zarr_arrays.folder_of(spec)} cannot be {what} on this host ({error}): a checkpoint lies"
+        " on a file system that all hosts of its slices see"
+    )

@@ -71,6 +71,11 @@ def key_implementation(dtype: str) -> str:
     return _key_types()[dtype][0]
 
 
+def key_name(implementation: str) -> str:
+    """JAX's name of the random key type of an implementation.  Raises KeyError."""
+    return {known: name for name, (known, _) in _key_types().items()}[implementation]
+
+
 def key_type(dtype: str) -> Any:
     """JAX's type object of a random key type.  Raises KeyError."""
     return _key_types()[dtype][1]

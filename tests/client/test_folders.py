@@ -101,7 +101,7 @@ def test_checkpoints_are_such_folders(folder: Path, monkeypatch: pytest.MonkeyPa
         patch.setattr(Part, "give_up", lambda part: part._unlock())
         with pytest.raises(Dead):
             pw.save(folder, new)
-    np.testing.assert_array_equal(pw.restore(folder)[""], new)
+    np.testing.assert_array_equal(pw.restore(folder), new)
     written(folder, "nobody's")
     pw.save(folder, old)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

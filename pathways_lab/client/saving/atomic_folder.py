@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _PART, _OLD = ".part", ".old"
-_LOCK = "lock"
+LOCK = "_LOCK"
 
 
 class Part:
@@ -43,11 +43,11 @@ class Part:
     def begin(self) -> None:
         """Make it, empty.  Raises OSError."""
         self.path.mkdir(parents=True)
-        unseen = self.path / f"{_LOCK}.new"
+        unseen = self.path / f"{LOCK}.new"
         self._lock = unseen.open("wb")
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unseen.rename(self.path / _LOCK)  # nobody finds it free
+        unseen.rename(self.path / LOCK)  # nobody finds it free
 
     def finish(self) -> None:
         """Give it its name; the folder that had it goes.  Raises OSError."""
@@ -90,12 +90,12 @@ def _beside(folder: Path, suffix: str) -> Iterator[Path]:
 
 def _name(part: Path, folder: Path) -> None:
     part.rename(folder)
-    (folder / _LOCK).unlink(missing_ok=True)
+    (folder / LOCK).unlink(missing_ok=True)
 
 
 def _abandoned(part: Path) -> bool:
     """Whether the process that wrote it is gone."""
-    with contextlib.suppress(OSError), (part / _LOCK).open("r+b") as lock:
+    with contextlib.suppress(OSError), (part / LOCK).open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False

@@ -1,7 +1,7 @@
-"""Checkpoints: ``pw.save`` and ``pw.restore``.
+"""Checkpoints: ``pw.save`` and ``pw.restore``, in Orbax's format.
 
-Problem: the state of a model outlives its lab, does not pass through the client, and comes back
-on other devices than it left: fewer, more, cut in another way.
+Problem: the state of a model outlives its lab, does not pass through the client, comes back on
+other devices than it left (fewer, more, cut in another way), and is read by other programs.
 
 How: saving is a program like any other: compiled functions
 (:mod:`pathways_lab.runtime.array_files`) have every device write its part of an array, in the order
@@ -16,11 +16,10 @@ Paper: section 4.2 (sharded buffers); later systems' checkpoints.
 
 from __future__ import annotations
 
-import json
+import collections
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +30,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways_lab.client.code import layouts
 from pathways_lab.client.functions import scopes
-from pathways_lab.client.functions.array_types import ArrayType, host_type
+from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import jit
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.program import device_put, targets_of
-from pathways_lab.client.saving.atomic_folder import Part, tidy
+from pathways_lab.client.saving import tree_index
+from pathways_lab.client.saving.atomic_folder import LOCK, Part, tidy
+from pathways_lab.client.saving.tree_index import INDEX, NUMBERS, Entry, Index
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime import array_files
-from pathways_lab.runtime.arrays import dtype_of
-
-INDEX = "checkpoint.json"
-_FORMAT = "pathways-lab checkpoint 1"
-_NUMBERS = (bool, int, float, complex)
+from pathways_lab.runtime import array_files, arrays, zarr_arrays
 
 _write = jit(array_files.write, static_argnames=("mesh", "layout"), name="save")
 _read = jit(array_files.read, static_argnames=("mesh", "layout", "shape", "dtype"), name="restore")
@@ -102,9 +98,10 @@ class Saving:
 def save(folder: str | os.PathLike[str], values: Any, *, wait: bool = True) -> Saving:
     """Write a pytree of handles, arrays and numbers to *folder*: a new one, or an old checkpoint.
 
-    The hosts write, each what its devices have: the folder must be on a file system that all of
-    them see under this name.  wait: False returns at once, and what is called next runs
-    meanwhile, also if it donates the values; :meth:`Saving.wait` says when all is written.
+    Orbax reads it, as Zarr without OCDBT.  The hosts write, each what its devices have: the
+    folder must be on a file system that all of them see under this name.  wait: False returns
+    at once, and what is called next runs meanwhile, also if it donates the values;
+    :meth:`Saving.wait` says when all is written.
 
     Types are kept, but for whether they are weak: as with JAX's own ways to save, what was a
     weak ``float32`` comes back as ``float32``.  The files of a process that died while it
@@ -121,23 +118,24 @@ def save(folder: str | os.PathLike[str], values: Any, *, wait: bool = True) -> S
             f"{str(folder)!r} exists and is not a checkpoint: it is not overwritten",
             "name a folder that does not exist, or an earlier checkpoint",
         )
-    leaves = jax.tree.leaves_with_path(values)
-    entries = [_entry(path, leaf) for path, leaf in leaves]
+    values = tree_index.flatten(values)
+    _check_kept(values)
     part = Part(folder)
     try:
         part.begin()
+        tree_index.write(part.path, [entry for entry, _ in values])
+        place = zarr_arrays.spec_of(part.path, {})
         written = [
-            _begin(part.path, number, entry, leaf)
-            for number, (entry, (_, leaf)) in enumerate(zip(entries, leaves, strict=True))
+            _begin(zarr_arrays.within(place, entry.name), entry.type, leaf)
+            for entry, leaf in values
+            if entry.type is not None
         ]
-        plain = [{"path": e.path, "shape": e.type.shape, "dtype": e.type.dtype} for e in entries]
-        (part.path / INDEX).write_text(json.dumps({"format": _FORMAT, "values": plain}, indent=1))
     except BaseException as error:
         part.give_up()
         if isinstance(error, OSError | ValueError):
             raise _unusable(folder, error) from error
         raise
-    nbytes = sum(entry.type.nbytes for entry in entries)
+    nbytes = sum(entry.type.nbytes for entry, _ in values if entry.type is not None)
     saving = Saving(part, [each for each in written if each is not None], nbytes)
     if wait:
         saving.finish()
@@ -148,7 +146,7 @@ def save(folder: str | os.PathLike[str], values: Any, *, wait: bool = True) -> S
 
 
 def restore(folder: str | os.PathLike[str], like: Any = None, on: Any = None) -> Any:
-    """Read a checkpoint of :func:`save`: handles at once, which the hosts fill.
+    """Read a checkpoint of :func:`save` or of Orbax: handles at once, which the hosts fill.
 
     like: a pytree of the same structure and types, of handles (each value comes to where its
         handle is), or of arrays, numbers and ``jax.ShapeDtypeStruct``.
@@ -156,7 +154,10 @@ def restore(folder: str | os.PathLike[str], like: Any = None, on: Any = None) ->
         a pytree prefix of these.  Without: where ``like`` says, and else to the client, as NumPy
         arrays.
 
-    Without ``like``: a dict of NumPy arrays by path, which read from the files what is looked at.
+    Without ``like``: NumPy arrays, numbers and text, in dicts and lists.
+
+    Orbax by itself compresses, and keeps one database (OCDBT).  Clients and hosts read those where
+    TensorStore is installed, which comes with Orbax.
 
     Raises PathwaysError when there is no checkpoint, or another one than ``like``.
     """
@@ -164,32 +165,30 @@ def restore(folder: str | os.PathLike[str], like: Any = None, on: Any = None) ->
     folder = slice_request.path("folder", folder).expanduser().absolute()
     if not os.path.exists(folder):
         tidy(folder)
-    entries = _index(folder)
+    index = tree_index.read(folder)
     if like is None:
         if on is not None:
             what = "on= says where the values of like= go, and there is no like="
             raise failures.failure("refused", what, "give a pytree of the same structure as like=")
-        return {entry.path: _here(folder, n, entry) for n, entry in enumerate(entries)}
-    leaves, tree = jax.tree.flatten_with_path(like)
-    wanted = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+        found = [(entry, _here(index, entry)) for entry in index.entries]
+        return tree_index.nested(
+            (entry.keys, value.item() if entry.is_number else value) for entry, value in found
+        )
+    wanted = {entry.name: leaf for entry, leaf in tree_index.flatten(like) if not entry.is_empty}
+    entries = {entry.name: entry for entry in index.entries if not entry.is_empty}
     _check_fits(folder, entries, wanted)
     targets: Sequence[Any] = [_target(leaf) for leaf in wanted.values()]
     if on is not None:
         targets = targets_of(on, like, "the target of restore")
-    numbers = {entry.path: number for number, entry in enumerate(entries)}
-    names: dict[Slice, Any] = {}
     restored = []
-    for path, target in zip(wanted, targets, strict=True):
-        number = numbers[path]
-        if target is None:
-            here = _here(folder, number, entries[number])
-            restored.append(here.item() if isinstance(wanted[path], _NUMBERS) else here)
-            continue
-        place, requested = target
-        if place not in names:
-            names[place] = device_put(array_files.named(folder), place)
-        restored.append(_there(names[place], number, entries[number], place, requested))
-    return jax.tree.unflatten(tree, restored)
+    for (name, leaf), target in zip(wanted.items(), targets, strict=True):
+        entry = entries[name]
+        if target is not None and entry.type is not None:
+            restored.append(_there(index, entry.name, entry.type, *target))
+        else:
+            here = _here(index, entry)
+            restored.append(here.item() if isinstance(leaf, NUMBERS) else here)
+    return jax.tree.unflatten(jax.tree.structure(like), restored)
 
 
 def _check_outside(what: str) -> None:
@@ -200,70 +199,54 @@ def _check_outside(what: str) -> None:
         )
 
 
-# --- what a checkpoint says of its values ---------------------------------------------------
+def _check_kept(values: Sequence[tuple[Entry, Any]]) -> None:
+    """Whether a checkpoint can hold these values, and find them again."""
+    for entry, leaf in values:
+        unlike = isinstance(leaf, jax.ShapeDtypeStruct) or entry.type is None
+        if unlike and not entry.is_empty:
+            raise failures.failure(
+                "refused",
+                f"{entry.name or 'the value'} is {leaf!r}: a checkpoint holds handles, arrays and"
+                " numbers",
+                "keep other things beside it, for example in a file of JSON",
+            )
+    names = collections.Counter(entry.name for entry, _ in values)
+    for entry, _ in values:
+        name = entry.name
+        if names[name] > 1 or (entry.keys and not _is_folder_name(name)):
+            why = "two values have it" if names[name] > 1 else "it cannot be that of a folder"
+            raise failures.failure(
+                "refused",
+                f"a value would have the name {name!r} in the checkpoint, and {why}",
+                "choose other keys: a name is made of the keys that lead to a value, with points"
+                " between them",
+            )
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One value.  path: in the pytree, as JAX writes it."""
-
-    path: str
-    type: ArrayType
+def _is_folder_name(name: str) -> bool:
+    """Whether a folder below the one of the checkpoint may have it, beside the index."""
+    parts = name.split("/")
+    return not {"", ".", ".."} & {*parts} and parts[0] not in {*tree_index.FILES, LOCK}
 
 
-def _entry(path: Any, leaf: Any) -> _Entry:
-    kind, name = _type(leaf), jax.tree_util.keystr(path)
-    if kind is None or isinstance(leaf, jax.ShapeDtypeStruct):
-        raise failures.failure(
-            "refused",
-            f"{name or 'the value'} is {leaf!r}: a checkpoint holds handles, arrays and numbers",
-            "keep other things beside it, for example in a file of JSON",
-        )
-    return _Entry(name, kind)
-
-
-def _type(leaf: Any) -> ArrayType | None:
-    """The type of a value, or of a description of one; None for anything else."""
-    if isinstance(leaf, _NUMBERS):
-        leaf = np.asarray(leaf)
-    if isinstance(leaf, Handle) or host_type(leaf) is not None:
-        return ArrayType(tuple(leaf.shape), str(leaf.dtype), False)
-    return None
-
-
-def _index(folder: Path) -> list[_Entry]:
-    try:
-        index = json.loads((folder / INDEX).read_text())
-        if index["format"] != _FORMAT:
-            raise ValueError(f"its format is {index['format']!r}, and known is {_FORMAT!r}")
-        return [
-            _Entry(each["path"], ArrayType(tuple(each["shape"]), each["dtype"], False))
-            for each in index["values"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise failures.failure(
-            "refused",
-            f"{str(folder)!r} is not a checkpoint: {error}",
-            "give the folder that pw.save was given",
-        ) from error
-
-
-def _check_fits(folder: Path, entries: Sequence[_Entry], wanted: dict[str, Any]) -> None:
+def _check_fits(folder: Path, entries: dict[str, Entry], wanted: dict[str, Any]) -> None:
     """All that is wrong at once: a model that has changed has changed in many places."""
-    found = {entry.path: entry.type for entry in entries}
-    wrong = [f"{path} is not in the checkpoint" for path in wanted if path not in found]
-    wrong += [f"{path} is not in like=" for path in found if path not in wanted]
-    for path, leaf in wanted.items():
-        have, kind = found.get(path), _type(leaf)
-        number = have is not None and have.shape == () and isinstance(leaf, _NUMBERS)
-        if have is not None and have != kind and not number:
-            wrong.append(f"{path} is {have} in the checkpoint and {kind or repr(leaf)} in like=")
+    wrong = [f"{name!r} is not in the checkpoint" for name in wanted if name not in entries]
+    wrong += [f"{name!r} is not in like=" for name in entries if name not in wanted]
+    for name, leaf in wanted.items():
+        have, kind = entries.get(name), tree_index.type_of(leaf)
+        if have is None or have.type == kind:
+            continue
+        number = have.type is not None and have.type.shape == () and isinstance(leaf, NUMBERS)
+        if not number:
+            found = have.type or repr(have.constant)
+            wrong.append(f"{name!r} is {found} in the checkpoint and {kind or repr(leaf)} in like=")
     if wrong:
         more = f" (and {len(wrong) - 5} more)" if len(wrong) > 5 else ""
         raise failures.failure(
             "refused",
             f"the checkpoint {str(folder)!r} does not fit: {'; '.join(wrong[:5])}{more}",
-            "pw.restore(folder), without like=, gives what is there by path",
+            "pw.restore(folder), without like=, gives what is there",
         )
 
 
@@ -275,53 +258,58 @@ def _unusable(folder: Path, error: Exception) -> PathwaysError:
     )
 
 
-# --- files ----------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------
 
 
-def _begin(part: Path, number: int, entry: _Entry, leaf: Any) -> Handle | None:
-    """Make a file, for its hosts to write; what is here is written at once."""
-    file = array_files.file_of(part, number)
+def _begin(place: dict[str, Any], kind: ArrayType, leaf: Any) -> Handle | None:
+    """Make the folder of an array for its hosts to fill; what is here is written at once."""
+    folder = zarr_arrays.folder_of(place)
     with jax.enable_x64(True):
-        if not isinstance(leaf, Handle):
-            leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-            np.save(file, np.asarray(array_files.plain(leaf)))
-            return None
-        array_files.make(file, entry.type.shape, entry.type.dtype)
-        written: Handle = _write(
-            leaf, array_files.named(part), number, mesh=leaf.sharding.mesh, layout=leaf.layout
-        )
-        return written
+        if isinstance(leaf, Handle):
+            there = arrays.physical(kind.shape, kind.dtype, leaf.layout)
+            zarr_arrays.make(folder, there.shape, kind.dtype, there.shard)
+            written: Handle = _write(
+                leaf, array_files.placed(place), mesh=leaf.sharding.mesh, layout=leaf.layout
+            )
+            return written
+        leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        here = np.asarray(array_files.plain(leaf))
+    zarr_arrays.make(folder, here.shape, kind.dtype, here.shape)
+    zarr_arrays.write(folder, tuple((0, extent) for extent in here.shape), here)
+    return None
 
 
 def _there(
-    name: Handle,
-    number: int,
-    entry: _Entry,
+    index: Index,
+    name: str,
+    kind: ArrayType,
     place: Slice,
     requested: NamedSharding | PartitionSpec | None,
 ) -> Handle:
-    """A handle on *place* that its hosts fill.  name: of the folder, on that slice."""
-    kind = entry.type
+    """A handle on a slice that its hosts fill."""
     layout = layouts.layout_of(requested or PartitionSpec(), place, kind)
     at = layouts.sharding_of(layout, place)
+    spec = device_put(array_files.placed(zarr_arrays.within(index.place, name)), place)
     with jax.enable_x64(True):
-        made: Handle = _read(
-            name, number, mesh=at.mesh, layout=layout, shape=kind.shape, dtype=kind.dtype
-        )
+        made: Handle = _read(spec, mesh=at.mesh, layout=layout, shape=kind.shape, dtype=kind.dtype)
         return made if made.layout == layout else device_put(made, at)
 
 
-def _here(folder: Path, number: int, entry: _Entry) -> Any:
-    """The value as an array of the client's."""
-    file = array_files.file_of(folder, number)
+def _here(index: Index, entry: Entry) -> Any:
+    """The value as one of the client's."""
+    if entry.type is None:
+        return entry.constant
+    kind = entry.type
+    box = tuple((0, extent) for extent in kind.shape + arrays.element_of(kind.dtype).trailing)
     try:
-        stored = np.load(file, mmap_mode="r" if entry.type.nbytes else None)
+        stored = zarr_arrays.read(zarr_arrays.within(index.place, entry.name), box)
     except (OSError, ValueError) as error:
-        raise failures.failure("refused", f"{str(file)!r} cannot be read: {error}") from error
-    if dtype_of(entry.type.dtype) == stored.dtype:
-        return stored
-    made = array_files.typed(jnp.asarray(stored), entry.type.dtype)
-    return made if jnp.issubdtype(made.dtype, jax.dtypes.prng_key) else np.asarray(made)
+        raise failures.failure(
+            "refused", f"{entry.name!r} of {str(index.folder)!r} cannot be read: {error}"
+        ) from error
+    if arrays.is_key(kind.dtype):
+        return array_files.typed(jnp.asarray(stored), kind.dtype)
+    return stored
 
 
 def _target(leaf: Any) -> tuple[Slice, NamedSharding] | None:
