@@ -135,9 +135,12 @@ class Kernel:
             self.listen(0.2)
         if how:
             (os.killpg if how == "group" else os.kill)(self.pid, signal.SIGKILL)
-        if self.listen(SECONDS):
-            os.kill(self.pid, signal.SIGKILL)
-            raise AssertionError(f"a kernel says nothing for {SECONDS:g} s after {self.said[-3:]}")
+        heard = -1
+        while self.listen(SECONDS):
+            if len(self.said) == heard:
+                os.kill(self.pid, signal.SIGKILL)
+                raise AssertionError(f"a kernel is silent for {SECONDS:g} s after {self.said[-3:]}")
+            heard = len(self.said)
         os.waitpid(self.pid, 0)
         os.close(self._reading)
 
