@@ -3,8 +3,9 @@
 Problem: what lies on many devices must not pass through one process on its way to disk, and
 comes back on other devices, cut in another way.
 
-How: two bodies of compiled functions, each a callback under ``shard_map``.  The files are those
-of :mod:`pathways_lab.runtime.zarr_arrays`; what is written lies in a folder made beforehand.
+How: bodies of compiled functions, each a callback under ``shard_map``.  The files are those of
+:mod:`pathways_lab.runtime.zarr_arrays`; what is written lies in a folder made beforehand.  A device
+only waits until its part is copied, and a body of its own tells whether the files are there.
 
 Rule for maintainers: what changes from save to save (folder, name of the array) is an argument
 and no part of the code: a loop that saves compiles once.  Callbacks run on hosts and touch NumPy
@@ -24,13 +25,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
 from pathways_lab.core.program.layout import Box, Layout
 from pathways_lab.runtime import arrays, zarr_arrays
 from pathways_lab.runtime.devices import spec_of
+from pathways_lab.runtime.write_behind import WriteBehind
 
+_SHARE = 8
+"""Copies that are still to be written take one part in so many of a machine's memory."""
 _LONGEST = 4096
 """Bytes of the place of an array."""
 
@@ -69,7 +74,7 @@ def typed(stored: Any, dtype: str) -> Any:
 
 
 def write(array: Any, place: Any, *, mesh: Mesh, layout: Layout) -> Any:
-    """Body of a compiled function: every device writes its part of *array*; a true from each."""
+    """Body of a compiled function: every device hands over its part; a true from each."""
     kind = arrays.physical(tuple(array.shape), str(array.dtype), layout)
     put = functools.partial(_put, kind.boxes())
 
@@ -85,6 +90,21 @@ def write(array: Any, place: Any, *, mesh: Mesh, layout: Layout) -> Any:
         out_specs=everywhere,
         check_vma=False,
     )(plain(array), place)
+
+
+def written(handed: Any, place: Any, *, mesh: Mesh) -> Any:
+    """Body of a compiled function: whether a host has written all that lies in a folder.
+
+    handed: results of :func:`write`.  place: of the folder.  A bool from each device.
+    """
+
+    def part(handed: Any, place: Any) -> Any:
+        return io_callback(_written, jax.ShapeDtypeStruct((1,), bool), place)
+
+    everywhere, anywhere = PartitionSpec(mesh.axis_names), PartitionSpec()
+    return jax.shard_map(
+        part, mesh=mesh, in_specs=(everywhere, anywhere), out_specs=everywhere, check_vma=False
+    )(handed, place)
 
 
 def read(place: Any, *, mesh: Mesh, layout: Layout, shape: tuple[int, ...], dtype: str) -> Any:
@@ -114,11 +134,26 @@ def _bits(dtype: Any) -> int:
 def _put(boxes: tuple[Box, ...], shard: Any, place: Any, device: Any) -> Array:
     box, spec = boxes[device], _spec(place)
     if boxes.index(box) == device:  # the first of those that have it
-        try:
-            zarr_arrays.write(zarr_arrays.folder_of(spec), box, shard)
-        except OSError as error:
-            raise _unseen(spec, "written", error) from error
+        part = np.array(shard)
+
+        def write() -> None:
+            try:
+                zarr_arrays.write(zarr_arrays.folder_of(spec), box, part)
+            except OSError as error:
+                raise _unseen(spec, "written", error) from error
+
+        _behind().add(zarr_arrays.folder_of(spec), part.nbytes, write)
     return np.ones(1, bool)
+
+
+def _written(place: Any) -> Array:
+    return np.array([_behind().done(zarr_arrays.folder_of(_spec(place)))])
+
+
+@functools.cache
+def _behind() -> WriteBehind:
+    """This process's."""
+    return WriteBehind(psutil.virtual_memory().total // _SHARE)
 
 
 def _get(boxes: tuple[Box, ...], block: Any, place: Any, device: Any) -> Array:

@@ -21,6 +21,7 @@ import pathways_lab as pw
 from pathways_lab.client.lab import stats
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.runtime import zarr_arrays
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 
@@ -185,12 +186,13 @@ def test_without_a_pattern_everything_in_dicts_and_lists(on: Slice, folder: Path
 # --- what it costs ----------------------------------------------------------------------------
 
 
-def test_nothing_passes_the_client(lab: pw.Lab, on: Slice, folder: Path) -> None:
-    tree = {"whole": put(X, on), "rows": put(X, on, "y")}
+def test_no_array_passes_the_client(lab: pw.Lab, on: Slice, folder: Path) -> None:
+    tree = {"whole": put(X, on), "rows": [put(X, on, "y") for _ in range(40)]}
     before = lab.session.connection.traffic.fetches
     pw.save(folder, tree)
     jax.block_until_ready(pw.restore(folder, tree))
-    assert lab.session.connection.traffic.fetches == before
+    asked = lab.session.connection.traffic.fetches - before
+    assert 1 <= asked < 40, "whether it is written, and nothing else"
 
 
 def test_a_loop_that_saves_compiles_once(on: Slice, tmp_path: Path) -> None:
@@ -243,6 +245,37 @@ def test_what_fails_leaves_the_old_one_and_nothing_else(
     np.testing.assert_array_equal(pw.restore(folder), X + 1)
 
 
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A disk on which nothing is ever written; its files."""
+    made = zarr_arrays.make
+
+    def with_a_pipe(folder: Path, *how: Any) -> None:
+        made(folder, *how)
+        pipes.append(folder / "0.0")
+        os.mkfifo(pipes[0])  # a host waits for a reader when it opens this
+
+    pipes: list[Path] = []
+    monkeypatch.setattr(zarr_arrays, "make", with_a_pipe)
+    return pipes
+
+
+def test_devices_do_not_wait_for_the_disk(on: Slice, folder: Path, stuck: list[Path]) -> None:
+    h = put(X, on, "x")
+    step = pw.jit(lambda x: x + 1, donate_argnums=0)
+    saving = pw.save(folder, {"w": h}, wait=False)
+    np.testing.assert_array_equal(step(step(h)).result(), X + 2)
+    with pytest.raises(TimeoutError, match="being written"):
+        saving.wait(0.5)
+    assert not folder.exists()
+    with stuck[0].open("rb") as pipe:
+        assert pipe.read() == X[:4].tobytes(), "the values of the moment of the call"
+    # A pipe cannot be made sure to be on a disk.
+    with pytest.raises(pw.PathwaysError, match=r"w cannot be written on this host .*Invalid"):
+        saving.wait(60)
+    assert left(folder) == []
+
+
 def test_a_host_dies_before_it_has_written(
     lab: pw.Lab, there: Slice, on: Slice, folder: Path
 ) -> None:
@@ -256,6 +289,22 @@ def test_a_host_dies_before_it_has_written(
         saving.wait(60)
     assert left(folder) == [folder.name]
     np.testing.assert_array_equal(pw.restore(folder, X, on=on).result(), X)
+
+
+def test_a_host_dies_while_it_writes(
+    lab: pw.Lab, there: Slice, folder: Path, stuck: list[Path]
+) -> None:
+    until(lambda: len(lab.devices()) == 8, 60)
+    there.rebind()
+    h = put(X, there, "a")
+    saving = pw.save(folder, {"w": h}, wait=False)
+    np.testing.assert_array_equal((h + 1).result(), X + 1)
+    assert not saving.done
+    for host in lab.islands[1].hosts:
+        os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(pw.PathwaysError, match="island1/host"):
+        saving.wait(60)
+    assert left(folder) == []
 
 
 # --- what is refused ----------------------------------------------------------------------------

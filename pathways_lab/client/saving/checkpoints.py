@@ -4,10 +4,11 @@ Problem: the state of a model outlives its lab, does not pass through the client
 other devices than it left (fewer, more, cut in another way), and is read by other programs.
 
 How: saving is a program like any other: compiled functions
-(:mod:`pathways_lab.runtime.array_files`) have every device write its part of an array, in the order
-of the gangs, so that a later call may donate the array and runs meanwhile.  Restoring is the same
-the other way round.  All files lie in a new folder, which takes the name of the checkpoint when
-everything is there: there is the old checkpoint or the new one, never a mixture.
+(:mod:`pathways_lab.runtime.array_files`) have every device hand over its part of an array, in the
+order of the gangs, so that a later call may donate the array.  Devices go on when the parts are
+copied, hosts write, and the client asks until they have.  Restoring is the same the other way
+round.  All files lie in a new folder, which takes the name of the checkpoint when everything is
+there: there is the old checkpoint or the new one, never a mixture.
 
 Rule for maintainers: nothing takes the name of a checkpoint before all hosts have written.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import collections
 import os
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,11 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.runtime import array_files, arrays, zarr_arrays
 
 _write = jit(array_files.write, static_argnames=("mesh", "layout"), name="save")
+_written = jit(array_files.written, static_argnames=("mesh",), name="saved")
 _read = jit(array_files.read, static_argnames=("mesh", "layout", "shape", "dtype"), name="restore")
+
+_FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.5
+"""Seconds between questions whether hosts have written."""
 
 
 class Saving:
@@ -80,8 +86,7 @@ class Saving:
     def finish(self) -> None:
         """Wait for the hosts, and give the folder its name.  Once."""
         try:
-            for each in self._written:
-                each.block_until_ready()
+            self._wait_for_hosts()
             self._part.finish()
         except BaseException as error:
             self._part.give_up()
@@ -89,6 +94,20 @@ class Saving:
         finally:
             self._written.clear()
             self._over.set()
+
+    def _wait_for_hosts(self) -> None:
+        """Until every host has written all; raises what kept one from it."""
+        for each in self._written:
+            each.block_until_ready()
+        place = array_files.placed(zarr_arrays.spec_of(self._part.path, {}))
+        pause = _FIRST_PAUSE
+        asked = {each.slice: each for each in self._written}
+        while asked:
+            told = {on: _written(h, place, mesh=h.sharding.mesh) for on, h in asked.items()}
+            asked = {on: h for on, h in asked.items() if not np.asarray(told[on]).all()}
+            if asked:
+                time.sleep(pause)
+                pause = min(2 * pause, _LAST_PAUSE)
 
     def __repr__(self) -> str:
         state = "not written" if self._error else "written" if self.done else "being written"
