@@ -117,11 +117,11 @@ def memory() -> Iterator[Finding]:
     """Enough free memory for the quickstart's lab, JupyterLab and a kernel beside it."""
     try:
         from pathways_lab.runtime.processes import memory_budget
-        from pathways_lab.transport import machine_memory
+        from pathways_lab.transport import machine_share
     except ImportError:
         yield Finding("note", "memory: unknown until psutil is installed")
         return
-    free = machine_memory.available_memory()
+    free = machine_share.available_memory()
     try:
         lab = memory_budget.plan_budget(*QUICKSTART, memory=None, available=free - BESIDE_THE_LAB)
     except PathwaysError as error:

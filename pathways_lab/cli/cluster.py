@@ -125,11 +125,9 @@ def work(address: str, island: str, devices: int | None, machine: str = "") -> i
     """One worker after the other, until this process is told to end."""
     machine = machine or socket.gethostname()
     name = f"{island or machine}/{machine}"
-    found = [] if devices is None else ["--resources", f"devices={devices}"]
-    command = _dask(
-        *("worker", address, "--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
-        *found,
-    )
+    # In a job its devices are as many as Dask's threads, where nobody says how many.
+    few = [] if devices is None else ["--nthreads", "1", "--resources", f"devices={devices}"]
+    command = _dask("worker", address, "--name", name, "--no-nanny", "--no-dashboard", *few)
     ended = False
     process: subprocess.Popen[str] | None = None
 

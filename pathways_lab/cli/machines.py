@@ -78,7 +78,7 @@ def scheduler_facts(dask_scheduler: Any = None) -> Facts:
 def _facts(role: str, name: str, host: str, island: str, devices: int) -> Facts:
     from pathways_lab.transport import versions
     from pathways_lab.transport.addresses import machine
-    from pathways_lab.transport.machine_memory import available_memory
+    from pathways_lab.transport.machine_share import available_memory
 
     free = available_memory()
     here = socket.gethostname()

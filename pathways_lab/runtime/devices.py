@@ -19,7 +19,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
-import os
 import platform
 import re
 import threading
@@ -37,7 +36,7 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import SliceId, slice_name
 from pathways_lab.core.slices.topology import Owned, SliceBinding
 from pathways_lab.runtime import jax_private
-from pathways_lab.transport.machine_memory import available_memory
+from pathways_lab.transport.machine_share import available_memory, processors
 
 _TOLD = "model name|flags|CPU implementer|CPU part|Features"
 """Facts of Linux about a processor that are equal for processors that compute alike."""
@@ -201,16 +200,26 @@ def _processor() -> str:
 
 
 class CpuRuntime(IslandRuntime):
-    """CPU devices of one process that stand in for accelerators."""
+    """CPU devices of one process that stand in for accelerators.
+
+    room: bytes that this process may take, where that may be less than what is free.
+    """
 
     kind = "cpu"
     emulated = True
 
-    def __init__(self, host: str, devices: int | None = None, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        devices: int | None = None,
+        memory: int | None = None,
+        room: int | None = None,
+    ) -> None:
         super().__init__(host)
         self.make = _processor()
-        self.count = devices or os.cpu_count() or 1
-        self.memory = memory or available_memory() // (2 * self.count)
+        self.count = devices or processors()
+        room = available_memory() if room is None else min(room, available_memory())
+        self.memory = memory or room // (2 * self.count)
 
     def lane(self, binding: SliceBinding) -> str:
         return lane_of(footprint_of(binding))

@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pathways_lab.transport.buffer_pool import Loan, owned, size_class
-from pathways_lab.transport.machine_memory import available_memory
+from pathways_lab.transport.machine_share import available_memory
 
 SUPPORTED = (
     hasattr(os, "memfd_create") and hasattr(socket, "SCM_RIGHTS") and hasattr(fcntl, "F_ADD_SEALS")

@@ -11,7 +11,7 @@ import pytest
 
 from pathways_lab.cli import checks_machine, checks_packages, doctor
 from pathways_lab.cli.finding import Finding
-from pathways_lab.transport import machine_memory
+from pathways_lab.transport import machine_share
 
 
 def said(*findings: Finding) -> tuple[int, str]:
@@ -94,11 +94,11 @@ def test_small_shared_memory_is_a_warning(monkeypatch, tmp_path):
 
 
 def test_little_memory_is_a_warning(monkeypatch):
-    monkeypatch.setattr(machine_memory, "available_memory", lambda: 1_000_000_000)
+    monkeypatch.setattr(machine_share, "available_memory", lambda: 1_000_000_000)
     (found,) = checks_machine.memory()
     assert found.state == "warn"
     assert "devices" in found.remedy
-    monkeypatch.setattr(machine_memory, "available_memory", lambda: 8_000_000_000)
+    monkeypatch.setattr(machine_share, "available_memory", lambda: 8_000_000_000)
     (found,) = checks_machine.memory()
     assert found.state == "ok"
     assert "8.0 GB free" in found.what

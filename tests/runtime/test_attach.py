@@ -418,7 +418,7 @@ def test_one_worker_without_the_package_is_left_out_and_named(tmp_path: Path) ->
 
 @pytest.mark.cluster
 def test_who_waits_for_a_first_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pathways_lab.runtime.cluster.attach.PATIENCE", 0.01)
+    monkeypatch.setattr("pathways_lab.runtime.cluster.await_workers.PATIENCE", 0.01)
     told: list[str] = []
     with (
         distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
@@ -470,7 +470,10 @@ def put_elsewhere(far: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if far == "client":
         monkeypatch.setattr(addresses, "machine", lambda: "another")
     else:
-        there = lambda dask_worker: ("another", dask_private.host_of_scheduler(dask_worker), "west")  # noqa: E731
+
+        def there(islands: Any, dask_worker: Any) -> tuple[str, str, str]:
+            return "another", dask_private.host_of_scheduler(dask_worker), "west"
+
         monkeypatch.setattr(dask_plugins, "machine_of_worker", there)
 
 
@@ -500,15 +503,15 @@ def test_a_forwarded_port_is_called_that(far: str, monkeypatch: pytest.MonkeyPat
 def test_an_island_of_several_machines_is_refused_unless_its_owner_trusts_the_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def there(dask_worker: Any) -> tuple[str, str, str]:
+    def there(islands: Any, dask_worker: Any) -> tuple[str, str, str]:
         return dask_worker.name, "10.0.0.1", "west"
 
     monkeypatch.setattr(dask_plugins, "machine_of_worker", there)
     security = distributed.Security.temporary()
     with dask_here(protocol="tls", security=security, n_workers=2) as client:
         with pytest.raises(PathwaysError, match=r"west: the workers of the island are on several"):
-            attach_module._machines(client, "tls://there", plain_collectives=False)
-        assert attach_module._machines(client, "tls://there", plain_collectives=True) == "10.0.0.1"
+            attach_module._machines(client, "tls://there", False, "machine")
+        assert attach_module._machines(client, "tls://there", True, "machine") == "10.0.0.1"
 
 
 def test_a_host_on_another_machine_than_its_islands_is_refused() -> None:
@@ -545,6 +548,7 @@ def answer_of_control() -> dict[str, Any]:
 def a_worker(**resources: float) -> Mock:
     worker = Mock(address="tcp://127.0.0.1:4321")
     worker.name, worker.state.total_resources = "island1/d", resources
+    worker.state.nthreads, worker.memory_manager.memory_limit = 1, None
     return worker
 
 
@@ -573,6 +577,7 @@ def test_a_worker_elsewhere_that_calls_itself_loopback_is_refused(
     plugin = HostsPlugin(answer_of_control(), 1, None, "cpu", FAKE)
     worker = Mock(address="tcp://127.0.1.1:4321")
     worker.name, worker.state.total_resources = "w", {}
+    worker.state.nthreads, worker.memory_manager.memory_limit = 1, None
     plugin._folder = Path("folder")
     assert plugin._configuration(worker)["island"]
     monkeypatch.setattr(dask_plugins, "machine", lambda: "another")

@@ -38,6 +38,9 @@ def test_undocumented_attributes_of_a_running_cluster() -> None:
             distributed.Client(scheduler.address, asynchronous=True) as client,
         ):
             assert dask_private.resources_of(worker) == {"devices": 2.0}
+            assert dask_private.limits_of(worker) == (1, None)
+            assert not dask_private.has_nanny(worker)
+            assert dask_private.asked_workers(client.cluster) == {}
             assert dask_private.known_workers(scheduler) == (worker.address,)
             name = dask_private.name_of_known_worker(scheduler, worker.address)
             assert name == "island0/host1"

@@ -24,10 +24,10 @@ from pathways_lab.runtime.cluster.accelerators import Found, assign, find
 from pathways_lab.runtime.cluster.attach import attach, write_lab_file
 from pathways_lab.runtime.cluster.embedded import EmbeddedCluster, start_cluster
 from pathways_lab.runtime.cluster.lab_spec import Wishes, outline
-from pathways_lab.runtime.cluster.start_progress import Progress, line
 from pathways_lab.runtime.processes.memory_budget import MIB, plan_budget, usual_hosts
+from pathways_lab.runtime.processes.start_progress import Progress, line
 from pathways_lab.transport.auth import AuthenticationError, new_key
-from pathways_lab.transport.machine_memory import available_memory
+from pathways_lab.transport.machine_share import available_memory
 from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import gone, runs, tree, until
 

@@ -137,7 +137,8 @@ def test_ctrl_c_is_for_the_parent_and_notebook_variables_stay_with_it(
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     child = start()
     assert "MPLBACKEND" not in child.hear(20)["variables"]
-    os.kill(child.pid, signal.SIGINT)
+    for asked in (signal.SIGINT, signal.SIGTERM):
+        os.kill(child.pid, asked)
     time.sleep(0.1)
     assert child.alive
     assert os.getpgid(child.pid) != os.getpgid(0)

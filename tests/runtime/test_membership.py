@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_lab.runtime.cluster.membership import devices_of, place_of
+from pathways_lab.runtime.cluster.membership import Islands, devices_of, is_rule, place_of
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,32 @@ def test_first_match_wins(
 
 def test_workers_that_nothing_is_known_of_are_one_island() -> None:
     assert place_of("w7", {}, {}, "") == ("island0", "island0/w7")
+
+
+@pytest.mark.parametrize(
+    ("islands", "name", "environment", "expected"),
+    [
+        ("job", "c-0", {"SLURM_JOB_ID": "17"}, ("job17", "job17/c-0")),
+        ("job", "c-0", {"PATHWAYS_ISLAND": "lab"}, ("lab", "lab/c-0")),
+        ("worker", "c-0", {}, ("c-0", "c-0/c-0")),
+        ("worker", "tcp://10.0.0.7:9000", {}, ("host9000", "host9000/node12-9000")),
+        (lambda machine: machine[:4], "c-0", {}, ("node", "node/c-0")),
+        (lambda machine: 1 / 0, "west/c", {}, ("west", "west/c")),
+    ],
+)
+def test_the_lab_says_which_workers_form_an_island_where_they_do_not(
+    islands: Islands, name: str, environment: dict[str, str], expected: tuple[str, str]
+) -> None:
+    assert is_rule(islands)
+    assert place_of(name, {}, environment, "node12", islands) == expected
+
+
+def test_a_rule_that_finds_no_island_says_why() -> None:
+    with pytest.raises(ValueError, match="the worker is in no job: none of SLURM_JOB_ID, "):
+        place_of("w", {}, {}, "node12", "job")
+    with pytest.raises(ValueError, match=r"islands\('node12'\) is '': the name of an island"):
+        place_of("w", {}, {}, "node12", lambda machine: "")
+    assert not any(map(is_rule, ("node", ["job"], None, 1)))
 
 
 def test_the_number_of_devices() -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.runtime.cluster import start_progress
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
-from pathways_lab.runtime.cluster.start_progress import Show, Tell, in_terminal
+from pathways_lab.runtime.processes import start_progress
+from pathways_lab.runtime.processes.start_progress import Show, Tell, in_terminal
 
 open_view: Callable[..., Any] | None = None
 """``open_view(lab, *panels, **options)``: a view of a lab's timeline."""

@@ -23,11 +23,13 @@ from pathways_lab.client.session import failures
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.runtime.cluster import attach
 from pathways_lab.runtime.cluster.attach import ControlAddress
+from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS
 from pathways_lab.runtime.cluster.embedded import start_cluster
 from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
-from pathways_lab.runtime.cluster.start_progress import Progress, Show
+from pathways_lab.runtime.cluster.membership import Islands
 from pathways_lab.runtime.control_plane.directory import why_no_name
 from pathways_lab.runtime.processes import keeper, kept_labs
+from pathways_lab.runtime.processes.start_progress import Progress, Show
 from pathways_lab.transport.auth import AuthenticationError
 from pathways_lab.transport.framing import WireError
 from pathways_lab.transport.handshake import SILENCE
@@ -180,6 +182,7 @@ def connect(
     name: str = "",
     plain_collectives: bool = False,
     silence: float = SILENCE,
+    islands: Islands = "machine",
 ) -> Lab:
     """Join the lab on a Dask cluster, or make one there by plugins if there is none.
 
@@ -189,6 +192,9 @@ def connect(
     hosts_per_island: workers whose accelerators start as one runtime (None: each host for itself).
     plain_collectives: islands may lie on several machines, and JAX send their data in the clear.
     silence: seconds without a sign of a machine after which it counts as lost (5 to 120, say).
+    islands: which workers form one, where they do not say it themselves: those of a
+        ``"machine"``, those of a ``"job"`` of a queueing system, each ``"worker"``, or a function
+        from the name of a machine to that of its island.
     These, devices_per_host, memory and platform: only for the one who makes the lab.
     timeout: seconds to wait for scheduler, worker and host, each; None: 2 for a connection at all.
     name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
@@ -207,6 +213,7 @@ def connect(
         tell=hooks.line(),
         plain_collectives=plain_collectives,
         silence=silence,
+        islands=islands,
     )
     try:
         lab = _joined(control, name)
@@ -223,7 +230,7 @@ def connect(
             "ask its owner for a new lab file, or install the same pathways_lab for both",
         ) from error
     try:
-        lab.session.connection.await_host(timeout or attach.WORKER_SECONDS)
+        lab.session.connection.await_host(timeout or WORKER_SECONDS)
     except BaseException:
         lab.close()
         raise

@@ -10,7 +10,7 @@ import html
 from collections.abc import Callable
 from typing import Any
 
-from pathways_lab.runtime.cluster.start_progress import Progress, Show, Tell
+from pathways_lab.runtime.processes.start_progress import Progress, Show, Tell
 
 BAR = (
     '<div style="display:inline-block;vertical-align:middle;width:180px;height:8px;'

@@ -29,19 +29,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS, await_asked, await_first
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Wishes
+from pathways_lab.runtime.cluster.membership import Islands, is_rule
 from pathways_lab.runtime.cluster.scheduler_probe import (
-    PATIENCE,
     Unreached,
     first_cause,
     knock,
-    waiting,
 )
-from pathways_lab.runtime.cluster.start_progress import Tell
 from pathways_lab.runtime.control_plane.directory import COLLECTIVES, OWN_ISLANDS, why_no_name
 from pathways_lab.runtime.processes import kept_labs
+from pathways_lab.runtime.processes.start_progress import Tell
 from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
 from pathways_lab.transport.dask_comms import is_comm
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "PATHWAYS_LAB"
 """A Dask scheduler's address (credentials as in Dask's own configuration), or a lab file."""
-WORKER_SECONDS = 60.0
-"""For so long a first worker, and a first host, is waited for where nobody says how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +161,7 @@ def attach(
     tell: Tell = lambda _: None,
     plain_collectives: bool = False,
     silence: float = SILENCE,
+    islands: Islands = "machine",
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
@@ -175,15 +174,18 @@ def attach(
     devices_per_host, memory (bytes per device), platform (``"auto"`` or
         ``"cpu"``): only for the one who makes the lab; None means what the
         worker's resources or JAX say.
-    timeout: seconds to wait for a scheduler, and for a first worker.  None: a scheduler that
-        takes no connection is not waited for, one that says nothing as long as Dask's
-        configuration says (usually half a minute), and a first worker a minute.
+    timeout: seconds to wait for a scheduler, and for workers: those that a Dask cluster object
+        was asked for, else a first one.  None: a scheduler that takes no connection is not waited
+        for, one that says nothing as long as Dask's configuration says (usually half a minute),
+        workers a minute, and a first one that is a job in a queue as long as that takes.
     pages: what is added to Dask's dashboard when the lab is made.
     host_module: the module that is a device process, for tests.
     tell: told what is waited for, when that takes more than a moment.
     plain_collectives: islands may lie on several machines, although JAX sends what their hosts
         compute together in the clear; only for the one who makes the lab.
     silence: seconds without a sign of a machine after which it counts as lost; likewise.
+    islands: which workers form an island, where they do not say it themselves (the rule is in
+        :mod:`pathways_lab.runtime.cluster.membership`); likewise.
 
     Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
     """
@@ -197,6 +199,12 @@ def attach(
         raise _error(f"timeout is {timeout!r}", "timeout is a number of seconds above 0")
     if not isinstance(silence, int | float) or not 1 <= silence <= 3600:
         raise _error(f"silence is {silence!r}", "silence is a number of seconds, 1 to 3600")
+    if not is_rule(islands):
+        raise _error(
+            f"islands is {islands!r}",
+            'islands is "machine", "job" or "worker", or a function from the name of a machine to'
+            " that of its island",
+        )
     if target is None:
         target = os.environ.get(VARIABLE)
         if not target:
@@ -212,9 +220,8 @@ def attach(
     client, ours = _client_of(target, timeout, tell)
     try:
         members = wished.hosts_per_island or 1
-        wishes = (wished.devices_per_host, memory, platform, host_module, members)
-        patience = WORKER_SECONDS if timeout is None else timeout
-        return _attach(client, wishes, patience, pages, tell, plain_collectives, silence)
+        wishes = (wished.devices_per_host, memory, platform, host_module, members, islands)
+        return _attach(client, wishes, timeout, pages, tell, plain_collectives, silence)
     finally:
         if ours:
             client.close()
@@ -281,8 +288,8 @@ def _client_of(
 
 def _attach(
     client: distributed.Client,
-    hosts: tuple[int | None, int | None, str, str, int],
-    timeout: float,
+    hosts: tuple[int | None, int | None, str, str, int, Islands],
+    timeout: float | None,
     pages: Pages | None,
     tell: Tell,
     plain_collectives: bool,
@@ -302,8 +309,8 @@ def _attach(
         control = client.run_on_scheduler(control_of)
         if control is None:
             # Their machines decide how the lab is reached.
-            _wait_for_worker(client, timeout, tell)
-            seen = _machines(client, address, plain_collectives)
+            await_asked(client, timeout, tell)
+            seen = _machines(client, address, plain_collectives, hosts[-1])
             client.register_plugin(ControlPlugin(seen, pages, plain_collectives, silence))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
@@ -323,12 +330,13 @@ def _attach(
             "whoever started the lab can start a new one with pw.start()",
         )
     if not control["hosts_are_there"]:
-        _wait_for_worker(client, timeout, tell)
+        patience = WORKER_SECONDS if timeout is None else timeout
+        await_first(client, patience, tell)
         if not control["hosts_come"]:
             tell("starting device processes on the workers")
             out = _install_hosts(client, HostsPlugin(control, *hosts))
         # Somebody else may have begun at the same time: he has the same lab, and not half of it.
-        client.run_on_scheduler(hosts_up, timeout)
+        client.run_on_scheduler(hosts_up, patience)
         if not control["hosts_come"]:
             tell("the device processes are there")
             for told in out:
@@ -341,7 +349,9 @@ def _attach(
     )
 
 
-def _machines(client: distributed.Client, address: str, plain_collectives: bool) -> str | None:
+def _machines(
+    client: distributed.Client, address: str, plain_collectives: bool, islands: Islands
+) -> str | None:
     """The host at which other machines reach the scheduler's; None: client and workers are there.
 
     Machines are compared, and not names: a scheduler may call itself 127.0.1.1 and be reached
@@ -355,7 +365,7 @@ def _machines(client: distributed.Client, address: str, plain_collectives: bool)
     )
 
     there = client.run_on_scheduler(machine_of_scheduler)
-    seen = client.run(machine_of_worker, on_error="return").values()
+    seen = client.run(machine_of_worker, islands, on_error="return").values()
     told = [each for each in seen if not isinstance(each, BaseException)]
     far = [host for machine, host, _ in told if machine != there]
     if addresses.machine() != there:
@@ -382,23 +392,6 @@ def _machines(client: distributed.Client, address: str, plain_collectives: bool)
                 OWN_ISLANDS,
             )
     return host
-
-
-def _wait_for_worker(client: distributed.Client, timeout: float, tell: Tell) -> None:
-    try:
-        client.wait_for_workers(1, timeout=min(timeout, PATIENCE))
-        return
-    except TimeoutError:
-        pass
-    left = max(0.0, timeout - PATIENCE)
-    try:
-        with waiting("a first worker of the Dask cluster", left, tell):
-            client.wait_for_workers(1, timeout=left)
-    except TimeoutError as error:
-        raise _error(
-            f"the Dask cluster has no workers after {timeout:g} s",
-            "start workers, or give a longer timeout",
-        ) from error
 
 
 def _install_hosts(client: distributed.Client, plugin: Any) -> list[str]:

@@ -25,9 +25,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,8 +47,9 @@ from pathways_lab.runtime.cluster.device_supervisor import (
     device_configuration,
 )
 from pathways_lab.runtime.cluster.feed_worker import FEEDS
-from pathways_lab.runtime.cluster.membership import Place, devices_of, place_of
+from pathways_lab.runtime.cluster.membership import Islands, Place, devices_of, place_of
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
+from pathways_lab.runtime.processes import job
 from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
 from pathways_lab.transport import versions
 from pathways_lab.transport.addresses import machine, private_folder, remove_folder
@@ -286,12 +290,12 @@ def machine_of_scheduler(dask_scheduler: Any = None) -> str:
     return machine()
 
 
-def machine_of_worker(dask_worker: Any = None) -> tuple[str, str, str]:
+def machine_of_worker(islands: Islands, dask_worker: Any = None) -> tuple[str, str, str]:
     """For ``Client.run``: a worker's machine, where it reaches the scheduler, and its island."""
     return (
         machine(),
         dask_private.host_of_scheduler(dask_worker),
-        place_of_worker(dask_worker).island,
+        place_of_worker(dask_worker, islands).island,
     )
 
 
@@ -319,7 +323,7 @@ class HostsPlugin(WorkerPlugin):
     """Runs a device process beside every Dask worker.
 
     control: what :func:`control_of` answers.
-    devices_per_host, memory, platform, host_module, members: see
+    devices_per_host, memory, platform, host_module, members, islands: see
         :func:`pathways_lab.runtime.cluster.attach.attach`; members are its hosts_per_island.
     failure: why it could not start the device process, or "" where it did; None: it is at it.
     """
@@ -335,14 +339,17 @@ class HostsPlugin(WorkerPlugin):
         platform: str,
         host_module: str,
         members: int = 1,
+        islands: Islands = "machine",
     ) -> None:
         self.control = control
+        self.islands = islands
         self.devices_per_host = devices_per_host
         self.memory = memory
         self.platform = platform
         self.host_module = host_module
         self.members = members
         self.failure: str | None = None
+        self._notice = ""
 
     async def setup(self, worker: Any) -> None:
         """Start the device process and wait until the control plane knows it.
@@ -370,6 +377,7 @@ class HostsPlugin(WorkerPlugin):
             raise
         self._reports = DeathReports(configuration)
         self._reports.attach(worker)
+        self._hear_notice(worker)
         self._process = await asyncio.to_thread(
             DeviceProcess,
             {**configuration, REMOVE: [str(self._folder)]},
@@ -389,17 +397,44 @@ class HostsPlugin(WorkerPlugin):
             return
         try:
             lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
-            await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost)
+            why = self._notice or "its worker leaves"
+            await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost, why=why)
         except RuntimeError:  # as above; the scheduler may be in this process, and waits for us
             self._process.close()
         remove_folder(self._folder)
+
+    def _hear_notice(self, worker: Any) -> None:
+        """Have the worker leave in order when its process is told to end.
+
+        A scheduler of jobs tells every process of a job, and kills them some time later.  Dask's
+        command minds that; a worker below a nanny would die of it at once, and all runs with it.
+        """
+        before = signal.getsignal(signal.SIGTERM)
+        alone = before is signal.SIG_DFL and not dask_private.has_nanny(worker)
+        if alone or threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+
+        def hear(number: int, frame: FrameType | None) -> None:
+            self._notice = job.notice(os.environ, time.time())
+            if callable(before):
+                before(number, frame)
+            else:
+                loop.call_soon_threadsafe(self._leave, worker)
+
+        signal.signal(signal.SIGTERM, hear)
+
+    def _leave(self, worker: Any) -> None:
+        # The nanny is told, too, and would wait for this worker while that waits for its answer.
+        self._leaving = asyncio.ensure_future(worker.close(nanny=False, reason=self._notice))
 
     def _configuration(self, worker: Any) -> dict[str, Any]:
         # Else its hello would be refused, seconds later.
         if wrong := versions.apart(self.control[versions.FIELD], "the lab", "this worker"):
             raise RuntimeError(f"{wrong}; {versions.REMEDY}")
         resources = dask_private.resources_of(worker)
-        place = place_of_worker(worker)
+        place = place_of_worker(worker, self.islands)
+        threads, limit = dask_private.limits_of(worker)
         settings = ControlSettings.from_plain(self.control)
         if settings.host is None:
             if self.control["machine"] != machine():
@@ -423,11 +458,16 @@ class HostsPlugin(WorkerPlugin):
             worker=str(worker.name),
             tls=pems,
             members=self.members,
+            processors=job.processors_of(os.environ, threads),
+            room=job.room_of(os.environ, limit),
         )
 
     def _left_out(self, worker: Any, error: Exception) -> None:
         """Clients of a lab that runs hear of it too."""
-        place = place_of_worker(worker)
+        try:
+            place = place_of_worker(worker, self.islands)
+        except Exception:  # which may be why it is left out
+            place = place_of_worker(worker)
         reports = DeathReports(
             {"name": place.host, "island": place.island, "worker": str(worker.name)}
         )
@@ -443,10 +483,10 @@ class HostsPlugin(WorkerPlugin):
             log.warning("device process %s: it %s%s", change.state, change.reason, words)
 
 
-def place_of_worker(worker: Any) -> Place:
+def place_of_worker(worker: Any, islands: Islands = "machine") -> Place:
     """Host and island of a Dask worker; in its process."""
     resources = dask_private.resources_of(worker)
-    return place_of(worker.name, resources, os.environ, socket.gethostname())
+    return place_of(worker.name, resources, os.environ, socket.gethostname(), islands)
 
 
 def _pems_of(worker: Any) -> dict[str, str]:

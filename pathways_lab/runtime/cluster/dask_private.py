@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import logging
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +32,44 @@ def resources_of(worker: Any) -> Mapping[str, float]:
     return resources
 
 
+def limits_of(worker: Any) -> tuple[int, int | None]:
+    """A worker's threads, and the bytes that it may take; None: nobody has said how many.
+
+    A worker with fewer threads than the machine's has a limit that nobody has asked for.
+    """
+    from distributed.worker_memory import parse_memory_limit
+
+    threads, limit = worker.state.nthreads, worker.memory_manager.memory_limit
+    unasked = parse_memory_limit("auto", threads, logger=logging.getLogger(__name__))
+    return threads, None if limit == unasked else limit
+
+
+def has_nanny(worker: Any) -> bool:
+    """Whether a worker's process is looked after, and ended, by another one of Dask's."""
+    return worker.nanny is not None
+
+
 def name_of_known_worker(scheduler: Any, address: str) -> str | None:
     """The name of a worker in the scheduler's table, or None when it is not there."""
     worker = scheduler.workers.get(address)
     return None if worker is None else str(worker.name)
+
+
+def asked_workers(cluster: Any) -> dict[str, str]:
+    """Names of the workers that a cluster object was asked for, each with the number of its job.
+
+    "" where it is none.  Nothing is known of a cluster that is no object here (None).
+    """
+    asked = {}
+    for name, spec in getattr(cluster, "worker_spec", {}).items():
+        number = str(getattr(cluster.workers.get(name), "job_id", None) or "")
+        asked.update({f"{name}{suffix}": number for suffix in spec.get("group", ("",))})
+    return asked
+
+
+def names_of_workers(client: Any) -> set[str]:
+    """The names of the workers that a client's scheduler has now."""
+    return {str(each["name"]) for each in client.scheduler_info(n_workers=-1)["workers"].values()}
 
 
 def known_workers(scheduler: Any) -> tuple[str, ...]:

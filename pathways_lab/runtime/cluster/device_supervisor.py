@@ -34,6 +34,8 @@ RETIRED = 71
 _READY_SECONDS = 60.0
 PATIENCE = 10.0
 """Seconds that a host of a worker which leaves may go on with what is admitted there."""
+_FAREWELL = 1.0
+"""Seconds that the end of a lab may take to reach its hosts."""
 _RESTARTS = 5
 _RESTART_WINDOW = 60.0
 """More than so many restarts in so many seconds, and it stays down until somebody restarts it;
@@ -58,6 +60,8 @@ def device_configuration(
     tls: dict[str, str] | None = None,
     members: int = 1,
     stand_in: bool = False,
+    processors: int | None = None,
+    room: int | None = None,
 ) -> dict[str, Any]:
     """The configuration of a device process; the keys are those of the control plane.
 
@@ -65,7 +69,8 @@ def device_configuration(
     what the device has.  worker: Dask's name of the worker.  tls: PEM texts
     ``ca``, ``cert``, ``key``, or None.  members: hosts of the island whose
     accelerators start as one runtime.  stand_in: CPU devices that start as
-    accelerators do, for tests.
+    accelerators do, for tests.  processors, room (bytes): the most that CPU devices are made
+    of; None: what the process finds.
     """
     return {
         "control": control,
@@ -82,6 +87,8 @@ def device_configuration(
         "tls": tls,
         "members": members,
         "stand_in": stand_in,
+        "processors": processors,
+        "room": room,
     }
 
 
@@ -208,19 +215,21 @@ class DeviceProcess:
         """Start another incarnation, if none is started by itself any more."""
         self._revived.set()
 
-    def retire(self, patience: float, lab_lost: bool = False) -> None:
+    def retire(
+        self, patience: float, lab_lost: bool = False, why: str = "its worker leaves"
+    ) -> None:
         """Its worker leaves: let it end what it has begun.
 
         The control plane tells it when it may go.  patience: seconds, after which it is
-        ended all the same.  lab_lost: the worker goes because its Dask scheduler is gone,
-        and with it the lab: the control plane ends everything and says why, so nothing is
-        asked of it here.
+        ended all the same.  why: for clients who lose what is there.  lab_lost: the worker goes
+        because its Dask scheduler is gone, and with it the lab: the control plane ends everything
+        and says why, so nothing is asked of it here, nor waited for long.
         """
         self._stop()
         with contextlib.suppress(ChildDied):  # it may have ended already
             if not lab_lost:
-                self._child.tell({"leave": "its worker leaves"})
-            self._thread.join(patience)
+                self._child.tell({"leave": why})
+            self._thread.join(min(patience, _FAREWELL) if lab_lost else patience)
         self.close()
 
     def close(self) -> None:

@@ -32,7 +32,6 @@ from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
 from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
-from pathways_lab.runtime.cluster.start_progress import Progress, Show
 from pathways_lab.runtime.cluster.worker_spec import (
     QUIET,
     Recipe,
@@ -43,10 +42,11 @@ from pathways_lab.runtime.cluster.worker_spec import (
 from pathways_lab.runtime.islands.process_group import why_hosts_stay_apart
 from pathways_lab.runtime.processes.child_process import REMOVE, Child, ChildDied, spawn
 from pathways_lab.runtime.processes.memory_budget import Budget, plan_budget
+from pathways_lab.runtime.processes.start_progress import Progress, Show
 from pathways_lab.transport.addresses import private_folder, remove_folder
 from pathways_lab.transport.dask_comms import is_comm
 from pathways_lab.transport.deferred_signals import HeldBack
-from pathways_lab.transport.machine_memory import available_memory
+from pathways_lab.transport.machine_share import available_memory
 
 if TYPE_CHECKING:
     import distributed

@@ -20,7 +20,7 @@ from pathways_lab.runtime.cluster import accelerators
 from pathways_lab.runtime.cluster.accelerators import Assignment
 from pathways_lab.runtime.islands.process_group import why_hosts_stay_apart
 from pathways_lab.runtime.processes.memory_budget import Budget, plan_budget, usual_hosts
-from pathways_lab.transport.machine_memory import available_memory
+from pathways_lab.transport.machine_share import available_memory
 
 Transport = Literal["sockets", "dask"]
 

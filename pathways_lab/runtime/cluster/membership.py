@@ -11,7 +11,10 @@ The rule, first match wins:
 2. a resource, ``--resources "island=3"`` (island ``island3``) or
    ``--resources "island:west=1"`` (island ``west``);
 3. the environment variable ``PATHWAYS_ISLAND`` of the worker;
-4. the name of the machine: its workers form one island.
+4. the argument ``islands`` of ``attach``: ``"machine"`` (the default): the workers of a machine
+   form one island, named after it; ``"job"``: those of a job of a queueing system
+   (``job17``); ``"worker"``: each worker is one; or a function from the name of the machine to
+   that of the island.
 
 A worker without a name is told from others of its machine by its port; where the island is
 more than its machine, the host's name has both.  Two workers that come to one host's name are
@@ -33,10 +36,15 @@ Paper: section 4.1 (islands of accelerators behind one resource manager).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, get_args
+
+from pathways_lab.runtime.processes import job
 
 VARIABLE = "PATHWAYS_ISLAND"
+Rule = Literal["machine", "job", "worker"]
+Islands = Rule | Callable[[str], str]
+"""Which workers form an island where they say nothing themselves."""
 
 
 class Place(NamedTuple):
@@ -46,24 +54,54 @@ class Place(NamedTuple):
     host: str
 
 
+def is_rule(islands: object) -> bool:
+    """Whether this can say which workers form an island."""
+    return callable(islands) or (isinstance(islands, str) and islands in get_args(Rule))
+
+
 def place_of(
-    name: object, resources: Mapping[str, float], environment: Mapping[str, str], machine: str
+    name: object,
+    resources: Mapping[str, float],
+    environment: Mapping[str, str],
+    machine: str,
+    islands: Islands = "machine",
 ) -> Place:
     """Apply the rule to one worker.
 
     name: as Dask has it: text, a number, or the worker's address if none was given.
+
+    Raises ValueError where *islands* finds no name, and what it raises if it is a function.
     """
     text = str(name)
     named = "://" not in text
     if named and "/" in text.strip("/"):
         return Place(text.strip("/").split("/")[0], text.strip("/"))
-    island = _island_resource(resources) or environment.get(VARIABLE) or machine or "island0"
-    if named:
-        own = f"host{text}" if text.isdecimal() else text
-    else:
-        port = re.sub(r".*?(\d+)$", r"\1", text)
-        own = f"host{port}" if machine in ("", island) else f"{machine}-{port}"
+    said = _island_resource(resources) or environment.get(VARIABLE)
+    number = text if named else re.sub(r".*?(\d+)$", r"\1", text)
+    own = f"host{number}" if number.isdecimal() else text
+    island = said or _by_rule(islands, machine or "island0", own, environment)
+    if not named and machine not in ("", island):
+        own = f"{machine}-{number}"
     return Place(island, f"{island}/{own}")
+
+
+def _by_rule(islands: Islands, machine: str, host: str, environment: Mapping[str, str]) -> str:
+    if callable(islands):
+        island = islands(machine)
+        if not isinstance(island, str) or not island or "/" in island:
+            raise ValueError(
+                f"islands({machine!r}) is {island!r}: the name of an island is a text without '/'"
+            )
+        return island
+    if islands == "job":
+        number = job.number_of(environment)
+        if not number:
+            raise ValueError(
+                'islands="job", and the worker is in no job: none of '
+                f"{', '.join(job.NUMBERS)} is in its environment"
+            )
+        return f"job{number}"
+    return host if islands == "worker" else machine
 
 
 def devices_of(resources: Mapping[str, float], argument: int | None) -> int | None:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pathways_lab.runtime.cluster.start_progress import Tell
+from pathways_lab.runtime.processes.start_progress import Tell
 
 PATIENCE = 1.0
 """Seconds after which whoever waits is told for what."""

@@ -79,6 +79,7 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     )
     from pathways_lab.runtime.jax_private import read_flags
     from pathways_lab.transport.addresses import parse
+    from pathways_lab.transport.machine_share import processors
 
     folder = Path(settings["private"])
     if settings["platform"] != "cpu" or settings.get("stand_in"):
@@ -97,8 +98,9 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     _, place = parse(settings["data_listen"])
     # Other hosts of the island reach this one where they reach its data address.
     interface = "127.0.0.1" if isinstance(place, str) else place[0]
+    devices = settings["devices"] or min(settings["processors"] or sys.maxsize, processors())
     return SpanningCpuRuntime(
-        settings["name"], folder, settings["devices"], settings["memory"], interface
+        settings["name"], folder, devices, settings["memory"], interface, room=settings["room"]
     )
 
 

@@ -65,8 +65,9 @@ class SpanningCpuRuntime(CpuRuntime):
         memory: int | None = None,
         interface: str = "127.0.0.1",
         patience: float = 60.0,
+        room: int | None = None,
     ) -> None:
-        super().__init__(host, devices, memory)
+        super().__init__(host, devices, memory, room)
         self._folder = folder
         self._interface = interface
         self._patience = patience

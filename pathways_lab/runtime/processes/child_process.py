@@ -80,13 +80,18 @@ def begin(patience: float = 1.0) -> None:
     """Attach this process to its parent's lifeline.  Once, first thing in a child.
 
     From now on the process exits when the parent does, Ctrl-C in a terminal is
-    the parent's business, and standard output goes where standard error goes.
+    the parent's business, and standard output goes where standard error goes.  So is a request
+    to end (SIGTERM): a scheduler of jobs sends it to every process of a job at once, and the
+    parent ends what runs first.
 
     patience: seconds that the functions given to :func:`at_end` may take together.
     """
     global _reports, _patience
     _patience = patience
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler, so that programs that the process starts can be ended as usual.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)
     _raise_file_limit()
     _wake_when_parent_dies()
     _reports = os.fdopen(os.dup(1), "wb", buffering=0)

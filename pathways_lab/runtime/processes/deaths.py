@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pathways_lab.core.diagnosis.stacks import frames
-from pathways_lab.transport.machine_memory import groups
+from pathways_lab.transport.machine_share import groups
 
 FAILED = 70
 """Exit code of a device process that could not go on, and has said why."""

@@ -27,9 +27,9 @@ from pathways_lab.runtime.cluster.attach import write_lab_file
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
 from pathways_lab.runtime.cluster.embedded import EmbeddedCluster, start_cluster
 from pathways_lab.runtime.cluster.lab_spec import Wishes
-from pathways_lab.runtime.cluster.start_progress import Progress, Show
 from pathways_lab.runtime.processes import kept_labs
 from pathways_lab.runtime.processes.child_process import ChildDied, early_configuration, spawn
+from pathways_lab.runtime.processes.start_progress import Progress, Show
 from pathways_lab.transport.codec import pack, unpack
 
 MODULE = "pathways_lab.runtime.processes.keeper"

@@ -1,6 +1,6 @@
-"""The memory that this process may still take: of the machine, and of its control groups.
+"""The memory and the processors that this process may take, of the machine's.
 
-Problem: in a container or a job of a cluster the machine's free memory is not ours to take.
+Problem: in a container or a job of a cluster the whole machine is not ours to take.
 
 Rule for maintainers: read anew at each call; a limit that cannot be read limits nothing.
 """
@@ -8,6 +8,8 @@ Rule for maintainers: read anew at each call; a limit that cannot be read limits
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -39,6 +41,32 @@ def available_memory(root: Path = Path("/")) -> int:
     return available
 
 
+def processors(root: Path = Path("/")) -> int:
+    """Processors on which this process may run, also inside a container or a cluster's job.
+
+    root: where the system's files are.
+    """
+    count = os.cpu_count() or 1
+    if sys.platform == "linux":
+        count = len(os.sched_getaffinity(0))
+    for group in groups(root, "cpu"):
+        # A file that is not there, or says "max" or -1, limits nothing.
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = _time_of(group)
+            if quota > 0:
+                count = min(count, max(1, quota // period))
+    return count
+
+
+def _time_of(group: Path) -> tuple[int, int]:
+    """Microseconds of processors' time in so many microseconds, all of them together."""
+    with contextlib.suppress(FileNotFoundError):
+        quota, period = (group / "cpu.max").read_text().split()
+        return int(quota), int(period)
+    quota, period = ((group / f"cpu.cfs_{each}_us").read_text() for each in ("quota", "period"))
+    return int(quota), int(period)
+
+
 def groups(root: Path, controller: str = "memory") -> Iterator[Path]:
     """The folders of the control groups that count something of this process, its own and above.
 
@@ -47,7 +75,7 @@ def groups(root: Path, controller: str = "memory") -> Iterator[Path]:
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers in ("", controller):
+            if controllers == "" or controller in controllers.split(","):
                 own = PurePosixPath(path.lstrip("/"))
                 for part in (own, *own.parents):
                     yield root / "sys/fs/cgroup" / controllers / part
