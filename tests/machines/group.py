@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO
 
-from tests.machines.bench import Machines
+from tests.machines.bench import ROOT, Machines
 
 BIN = str(Path(sys.executable).parent)
 
@@ -52,6 +53,13 @@ class Group:
         """Close the logs; processes end with their machines."""
         for log in self._logs:
             log.close()
+
+
+def lines_of(section: str, language: str) -> str:
+    """The page's lines in a language, below a heading."""
+    page = (ROOT / "docs" / "machines.md").read_text()
+    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return "".join(re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL))
 
 
 def path() -> str:

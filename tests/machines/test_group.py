@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines.bench import ROOT, Machines
+from tests.machines.bench import Machines
 from tests.machines.conftest import Make
-from tests.machines.group import Group, path
+from tests.machines.group import Group, lines_of, path
 
 pytestmark = pytest.mark.cluster
 
@@ -179,8 +179,7 @@ def test_a_silent_machine_is_called_silent_when_the_lab_says_so(machines: Make) 
 def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
     """Although the scheduler, which finds no route to elsewhere, calls itself what its name
     stands for on Debian; and the doctor names a way that is cut."""
-    text = (ROOT / "docs" / "machines.md").read_text()
-    shell, python = re.findall(r"```(?:sh|python)\n(.*?)```", text, re.DOTALL)
+    shell, python = (lines_of("By hand", language) for language in ("sh", "python"))
     certs, scheduler, worker, status, doctor = (
         line.split("#")[0].split() for line in shell.splitlines()
     )

@@ -1,0 +1,111 @@
+"""A lab over jobs of a real Slurm, whose nodes are machines of the test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.machines.conftest import Make
+from tests.machines.group import lines_of
+from tests.machines.slurm import Slurm, refusal, until
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def slurm(machines: Make) -> Iterator[Slurm]:
+    if reason := refusal():
+        pytest.skip(reason)
+    pytest.importorskip("dask_jobqueue")
+    group = machines(("login", "n1", "n2"))
+    yield Slurm(group, "login", "n1", "n2", cpus=1, memory=1000)
+    group.close()
+
+
+BEGIN = """
+import os, signal, subprocess, sys, time
+def say(*what): print(*what, flush=True)
+def slurm(*command): return subprocess.run(command, capture_output=True, text=True).stdout
+def until(done):
+    while not done(): time.sleep(0.05)
+import jax, numpy as np
+os.chdir(os.path.dirname(os.environ["SLURM_CONF"]))
+"""
+
+STORY = """
+def host(island): return next(i for i in lab.islands if i.name == island).hosts[0]
+def number(island): return cluster.workers[host(island).name.split("/")[1]].job_id
+first = host("n1")
+say("there", lab, first.devices, first.memory < 10**9 / 2)
+def slow(x):
+    wait = lambda v: (time.sleep(1), v + 1)[1]
+    return jax.lax.fori_loop(0, 3, lambda i, y: jax.pure_callback(wait, y, y), x)
+on = {island: lab.slice(1, island=island) for island in ("n1", "n2")}
+slow = {island: pw.jit(slow, on=s) for island, s in on.items()}
+twice = {island: pw.jit(lambda x: x * 2, on=s) for island, s in on.items()}
+value = {island: call(np.arange(3.0)) for island, call in twice.items()}
+assert all((v.result() == np.arange(3.0) * 2).all() for v in value.values())
+cluster.scale(jobs=3)
+until(lambda: "PENDING" in slurm("squeue", "-h", "-o", "%T"))
+begun = slow["n1"](np.zeros(3))
+time.sleep(0.5)
+slurm("scancel", number("n1"))
+say("begun", begun.result())
+until(lambda: "n1" not in [i.name for i in lab.islands])
+try: twice["n1"](value["n1"]).result()
+except pw.PathwaysError as error: say("lost:", error.failure.message)
+until(lambda: "n1" in [i.name for i in lab.islands])
+on["n1"].rebind()
+say("back", twice["n1"](np.arange(3.0)).result(), host("n1").name)
+begun = {island: call(np.zeros(3)) for island, call in slow.items()}
+time.sleep(0.5)
+cluster.scale(jobs=1)
+say("scaled", *(each.result() for each in begun.values()))
+until(lambda: len(lab.islands) == 1)
+say("one is left", lab)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+FAILS = """
+from dask_jobqueue import SLURMCluster
+import pathways_lab as pw
+cluster = SLURMCluster(cores=1, memory="1 GB", n_workers=1, job_script_prologue=["exit 3"])
+try: pw.connect(cluster)
+except pw.PathwaysError as error: say(error.failure.message)
+"""
+
+
+def test_the_lines_of_the_page_make_a_lab_of_jobs(slurm: Slurm) -> None:
+    """One job waits in the queue, one is cancelled, clusters are scaled, the kernel is killed."""
+    before = {node: slurm.files(node) for node in slurm.nodes}
+    taken = slurm.run("sbatch", "-w", "n2", "--exclusive", "--wrap", "sleep 999").split()[-1]
+    said = []
+    lines = lines_of("Slurm", "python").replace("cores=8", "cores=1").replace("16 GB", "1 GB")
+    with slurm.client(BEGIN + lines + STORY) as client:
+        assert client.stdout
+        for line in client.stdout:
+            said.append(line)
+            if "pending, Resources" in line and not said[1:]:
+                slurm.run("scancel", taken)
+    told = "".join(said)
+    assert re.search(r"waiting for 2 of 2 workers: SLURMC.* \(job \d+: pending, Resources\)", told)
+    assert "there <Lab kernel-1: 2 islands, 2 devices> 1 True\n" in told
+    assert "begun [3. 3. 3.]\n" in told
+    assert re.search(r"lost: host n1/SLURMCluster-\d was lost: .*: its job \d+ was told to", told)
+    assert "back [0. 2. 4.] n1/SLURMCluster-2\n" in told
+    assert "scaled [3. 3. 3.] [3. 3. 3.]\n" in told
+    assert "one is left <Lab kernel-1: 1 island, 1 device>\n" in told
+    assert "Traceback" not in told
+    until(lambda: not slurm.run("squeue", "-h"), "the end of all jobs")
+    for node in slurm.nodes:
+        until(lambda node=node: not slurm.pythons(node), f"the end of processes on {node}")
+        assert set(slurm.files(node)) - set(before[node]) <= {"dask-scratch-space"}
+
+
+def test_a_job_that_ends_before_its_worker_comes_is_an_error_at_once(slurm: Slurm) -> None:
+    with slurm.client(BEGIN + FAILS) as client:
+        told = client.communicate(timeout=60)[0]
+    failed = r"no workers after \d+ s: SLURMCluster-0 \(job \d+: failed, NonZeroExitCode\)"
+    assert re.search(failed, told), told
