@@ -116,4 +116,4 @@ def test_pythons_agree(project):
 
 def test_extras_reach_the_development_extra(project):
     """`make test` needs one extra, not four."""
-    assert "pathways-lab[notebook,bench,door]" in project["optional-dependencies"]["dev"]
+    assert "pathways-lab[notebook,bench,door,sql]" in project["optional-dependencies"]["dev"]

@@ -166,7 +166,7 @@ def misdirected(modules: list[Module]) -> list[str]:
     return problems
 
 
-OPTIONAL = {"timeline/export/frame.py": {"pandas"}}
+OPTIONAL = {"timeline/export/frame.py": {"pandas"}, "timeline/export/sql.py": {"duckdb"}}
 """Packages that one module imports when it is asked to."""
 
 

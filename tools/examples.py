@@ -487,6 +487,15 @@ def keeping(lab: pw.Lab, folder: Path) -> None:
     assert len(again.to_dataframe()) == len(again.records)
 
 
+@shows("Lab.sql", "Timeline.sql", "QueryRows")
+def asking(lab: pw.Lab) -> None:
+    waits = lab.sql("select client, cause, sum(seconds) from waits group by all order by 3 desc")
+    assert waits.columns[:2] == ("client", "cause")
+    (runs,) = lab.timeline.sql("select count(*) from runs where client = 'ann'")
+    assert runs[0] >= 1
+    print(lab.sql())  # all tables with their columns
+
+
 @shows("Lab.view")
 def watching(lab: pw.Lab) -> None:
     lab.view("islands", "queues", window=10)  # in a cell: live

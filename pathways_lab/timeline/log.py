@@ -21,7 +21,7 @@ from typing import Any
 
 from pathways_lab.timeline import busy, planned, queries, runs, waits
 from pathways_lab.timeline.entries import Entries
-from pathways_lab.timeline.export import files, frame, perfetto
+from pathways_lab.timeline.export import files, frame, perfetto, sql
 from pathways_lab.timeline.flow import PLANS, RUNS
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.packed import Item, Packed, single, size
@@ -509,6 +509,19 @@ class Timeline:
             if end is None:
                 end = max((gang.end for gang in gangs), default=start + 1.0)
         return start, end
+
+    def sql(self, query: str = "") -> sql.QueryRows:
+        """The answer to a query in SQL: rows, as a table.
+
+            lab.sql("select client, cause, sum(seconds) from waits group by all order by 3 desc")
+
+        query: one statement that selects, in DuckDB's SQL.  Without one the answer has the
+            tables and their columns.  It reads these tables and no files.
+
+        Raises ValueError for any other statement and for one that is wrong, and
+        ModuleNotFoundError where DuckDB is not installed (``pip install 'pathways-lab[sql]'``).
+        """
+        return sql.query(query, self.with_kept())
 
     def planned(self, run: int) -> planned.Planned:
         """One run as an ideal machine does it against what happened, and where the gap went.

@@ -470,47 +470,65 @@ def known_order(record: Item) -> tuple[float, int]:
     return known_at(record), 2 * over + gang
 
 
-def waits(
-    records: Iterable[Record], start: float, end: float
-) -> dict[Lane, list[tuple[str, float, float]]]:
-    """States of every device between two times (seconds): ``(cause, from, until)`` without gaps.
+class Stretch(NamedTuple):
+    """The time from *start* to *end* (seconds) of a device, in one state.
 
-    The first of the causes is :data:`RUNNING`; the others are :data:`CAUSES`.
+    cause: :data:`RUNNING`, or one of :data:`CAUSES`.  gang: it runs, or was awaited; None where
+    there was nothing to do.
+    """
+
+    cause: str
+    start: float
+    end: float
+    gang: Span | None
+
+
+def stretches(records: Iterable[Record], start: float, end: float) -> dict[Lane, list[Stretch]]:
+    """States of every device between two times (seconds), without gaps.
+
     Devices that never ran anything are not in the answer.
     """
     if end <= start:
         raise ValueError(f"the range must have a length: {start} to {end}")
     fold = Waits()
-    out: dict[Lane, list[tuple[str, float, float]]] = {}
+    out: dict[Lane, list[Stretch]] = {}
     for record in sorted(records, key=known_order):
         if isinstance(record, Span) and record.kind == "gang":
             for lane in lanes_of(record.island, record.host, record.devices):
                 fold.free.setdefault(lane, start)
         for devices, wait in fold.add(record):
             for lane in lanes_of(wait.gang.island, wait.gang.host, devices):
-                out.setdefault(lane, []).append((wait.cause, wait.start, wait.end))
+                out.setdefault(lane, []).append(
+                    Stretch(wait.cause, wait.start, wait.end, wait.gang)
+                )
         if isinstance(record, Span) and record.kind == "gang":
             for lane in lanes_of(record.island, record.host, record.devices):
-                out.setdefault(lane, []).append((RUNNING, record.start, record.end))
+                out.setdefault(lane, []).append(Stretch(RUNNING, record.start, record.end, record))
     return {lane: _tiled(parts, start, end) for lane, parts in out.items()}
 
 
-def _tiled(
-    parts: list[tuple[str, float, float]], start: float, end: float
-) -> list[tuple[str, float, float]]:
+def waits(
+    records: Iterable[Record], start: float, end: float
+) -> dict[Lane, list[tuple[str, float, float]]]:
+    """The same without gangs: ``(cause, from, until)``."""
+    found = stretches(records, start, end)
+    return {lane: [part[:3] for part in parts] for lane, parts in found.items()}
+
+
+def _tiled(parts: list[Stretch], start: float, end: float) -> list[Stretch]:
     """Cut to a range, without overlaps, the rest filled: nobody asked for more."""
-    out: list[tuple[str, float, float]] = []
+    out: list[Stretch] = []
     reached = start
-    for cause, a, b in sorted(parts, key=lambda part: (part[1], part[2])):
+    for cause, a, b, gang in sorted(parts, key=lambda part: (part.start, part.end)):
         a, b = max(a, reached), min(b, end)
         if b <= a:
             continue
         if a > reached:
-            out.append((NOTHING, reached, a))
-        out.append((cause, a, b))
+            out.append(Stretch(NOTHING, reached, a, None))
+        out.append(Stretch(cause, a, b, gang))
         reached = b
     if reached < end:
-        out.append((NOTHING, reached, end))
+        out.append(Stretch(NOTHING, reached, end, None))
     return out
 
 

@@ -54,6 +54,7 @@ from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
 from pathways_lab.runtime.cluster.start_control_plane import IDLE
 from pathways_lab.runtime.processes import kept_labs
 from pathways_lab.timeline.entries import Entries
+from pathways_lab.timeline.export.sql import QueryRows
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.transport import record_encoding, tls
 from pathways_lab.transport.deferred_signals import HeldBack
@@ -296,6 +297,10 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
                 "refused", "no front end is there to show a view", "import pathways_lab as pw"
             )
         return hooks.open_view(self, *panels, **options)
+
+    def sql(self, query: str = "") -> QueryRows:
+        """The answer of the timeline to a query in SQL: see :meth:`Timeline.sql`."""
+        return self.timeline.sql(query)
 
     def _remember(self, written: list[bytes]) -> None:
         seen = [record_encoding.look(entry) for entry in written]
