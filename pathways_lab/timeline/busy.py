@@ -81,30 +81,34 @@ def computed(
 class Busy(Generic[Key]):
     """Held seconds per key in bins of equal width, for the last *bins* bins.
 
-    A key is whatever is measured: a device, or a program on an island.
+    A key is whatever is measured: a device, or a program on an island.  Keys that are counted
+    together, as the devices of one host are, share bins.
     width: seconds per bin.  Time 0 of the bins is *origin*.
     """
 
     def __init__(self, width: float, bins: int, origin: float = 0.0) -> None:
         self.width, self.bins, self.origin = width, bins, origin
-        self._seconds: dict[Key, Floats] = {}
+        self._seconds: dict[tuple[Key, ...], Floats] = {}
         self._first = 0
         self._base = origin
         self._length = width * bins
 
-    def add(self, key: Key, start: float, end: float, weight: float = 1.0) -> None:
-        """Count ``end - start`` seconds for *key*, *weight* times."""
+    def add(self, keys: tuple[Key, ...], start: float, end: float, weight: float = 1.0) -> None:
+        """Count ``end - start`` seconds for each of *keys*, *weight* times."""
         if end <= start:
             return
         if end - self._base >= self._length:
             self._scroll(self._bin(end))
-        row = self._seconds.get(key)
-        if row is None:
-            row = self._seconds[key] = np.zeros(self.bins)
-        pour(row, start - self._base, end - self._base, self.width, weight)
+        pour(self._row(keys), start - self._base, end - self._base, self.width, weight)
 
-    def add_held(self, keys: Iterable[Key], held: tuple[int, Floats], weight: float = 1.0) -> None:
-        """Count what :meth:`held` says, of a fold of the same bins, for each of several keys."""
+    def _row(self, keys: tuple[Key, ...]) -> Floats:
+        row = self._seconds.get(keys)
+        if row is None:
+            row = self._seconds[keys] = np.zeros(self.bins)
+        return row
+
+    def add_held(self, keys: tuple[Key, ...], held: tuple[int, Floats]) -> None:
+        """Count what :meth:`held` says, of a fold of the same bins, for each of *keys*."""
         first, seconds = held
         if not seconds.any():
             return
@@ -114,11 +118,7 @@ class Busy(Generic[Key]):
         low = first - self._first
         if low < 0:
             low, seconds = 0, seconds[-low:]
-        for key in keys:
-            row = self._seconds.get(key)
-            if row is None:
-                row = self._seconds[key] = np.zeros(self.bins)
-            row[low : low + len(seconds)] += seconds * weight
+        self._row(keys)[low : low + len(seconds)] += seconds
 
     def held(self, start: Floats, end: Floats) -> tuple[int, Floats]:
         """Seconds between each *start* and *end*, which follow each other: the number of a bin,
@@ -130,7 +130,8 @@ class Busy(Generic[Key]):
         if first == last:
             seconds[0] = (end - start).sum()
         else:
-            pour_many(seconds, start, end, self.width)
+            edges = np.arange(len(seconds) + 1, dtype=np.float64) * self.width
+            seconds = poured(edges, start, end)
         return first, seconds
 
     def _bin(self, time: float) -> int:
@@ -168,17 +169,28 @@ class Busy(Generic[Key]):
         lengths: Floats = np.full(last, self.width, np.float64)
         if last:
             lengths[-1] = max(now - self._time(self._first + last - 1), 1e-9)
-        held = {key: row.copy() for key, row in self._seconds.items()}
-        for key, start, weight in running:
-            row = held.setdefault(key, np.zeros(self.bins))
-            pour(row, start - base, now - base, self.width, weight)
         numbers = np.arange(self._first, self._first + last)
         heads = np.flatnonzero((numbers % coarse == 0) | (numbers == self._first))
         edges = np.asarray(base + heads * self.width, np.float64)
-        if not last:
-            return edges, {key: np.zeros(0) for key in held}
-        wide = np.add.reduceat(lengths, heads)
-        return edges, {key: np.add.reduceat(row[:last], heads) / wide for key, row in held.items()}
+        wide = np.add.reduceat(lengths, heads) if last else lengths
+
+        def share(row: Floats) -> Floats:
+            return np.add.reduceat(row[:last], heads) / wide if last else np.zeros(0)
+
+        shares: dict[Key, Floats] = {}
+        for keys, row in self._seconds.items():
+            part = share(row)
+            for key in keys:
+                shares[key] = shares[key] + part if key in shares else part
+        parts: dict[tuple[float, float], Floats] = {}
+        for key, start, weight in running:
+            if (start, weight) not in parts:
+                row = np.zeros(self.bins)
+                pour(row, start - base, now - base, self.width, weight)
+                parts[start, weight] = share(row)
+            part = parts[start, weight]
+            shares[key] = shares[key] + part if key in shares else part
+        return edges, shares
 
 
 def recent(edges: Floats, share: Floats, now: float, seconds: float) -> float:
@@ -215,11 +227,11 @@ def pour(row: Floats, start: float, end: float, width: float, weight: float = 1.
     row[last] += (end - last * width) * weight
 
 
-def pour_many(row: Floats, start: Floats, end: Floats, width: float) -> None:
-    """:func:`pour` for many times, none before the row."""
-    bins = (start // width).astype(np.int64)
-    within = bins == (end // width).astype(np.int64)
-    held = np.bincount(bins[within], (end - start)[within], len(row))
-    row += held[: len(row)]
-    for at in np.flatnonzero(~within).tolist():
-        pour(row, float(start[at]), float(end[at]), width)
+def poured(edges: Floats, start: Floats, end: Floats, height: Floats | float = 1.0) -> Floats:
+    """:func:`pour` for many times, which may lie on each other, into bins between *edges*."""
+    at = np.concatenate((start, end))
+    order = np.argsort(at, kind="stable")
+    heights = np.broadcast_to(height, start.shape)
+    at, rises = at[order], np.concatenate((heights, -heights))[order]
+    area = np.concatenate(([0.0], np.cumsum(np.cumsum(rises)[:-1] * np.diff(at))))
+    return np.asarray(np.diff(np.interp(edges, at, area)), np.float64)

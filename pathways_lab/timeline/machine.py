@@ -10,8 +10,10 @@ not matter beyond *joined* and *lost* of the same host.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,6 +84,7 @@ class Machine:
     emulated: bool = False
     simulated: bool = False
     structure: int = 0
+    _lanes: tuple[int, tuple[Lane, ...]] = (0, ())
 
     def add(self, record: Record) -> None:
         """Fold one record."""
@@ -117,6 +120,13 @@ class Machine:
                 self.structure += 1
         if record.host and record.island and devices:
             self._host(record.island, record.host, max(devices) + 1)
+
+    def join(self, items: Iterable[object]) -> None:
+        """Fold the hosts of *items* that joined, before anything else; wrong ones are left out."""
+        for item in items:
+            if isinstance(item, Event) and item.kind == "host-joined":
+                with contextlib.suppress(ValueError, TypeError):
+                    self.add(item)
 
     def add_row(self, row: Row) -> None:
         """Fold a row of gangs."""
@@ -165,12 +175,15 @@ class Machine:
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """Every device: by island, then host, then number."""
-        return tuple(
-            Lane(island, host.name, device)
-            for island in self.islands
-            for host in self.hosts_of(island)
-            for device in range(host.devices)
-        )
+        if self._lanes[0] != self.structure:
+            lanes = [
+                Lane(island, host.name, device)
+                for island in self.islands
+                for host in self.hosts_of(island)
+                for device in range(host.devices)
+            ]
+            self._lanes = self.structure, tuple(lanes)
+        return self._lanes[1]
 
     @property
     def feeders(self) -> tuple[Lane, ...]:

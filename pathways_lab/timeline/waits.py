@@ -20,9 +20,10 @@ Paper: section 5.1 (dispatch overheads), figure 12 (where time goes).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -194,15 +195,20 @@ class _Run:
 
 
 class Waits:
-    """Folds records, in the order in which they become known, into waits."""
+    """Folds records, in the order in which they become known, into waits.
 
-    def __init__(self, flows: Flows | None = None) -> None:
+    since: devices of which nothing is known are free since then (seconds).
+    """
+
+    def __init__(self, flows: Flows | None = None, since: float = float("-inf")) -> None:
         self._own = flows is None
+        self._since = since
         self._flows = flows or Flows()
         self._runs: dict[int, _Run] = {}
         self._compiled: dict[tuple[int, str], tuple[float, float]] = {}
         self._last_compiled = float("-inf")
-        self.free: dict[Lane, float] = {}
+        self._together: dict[str, tuple[Lane, ...]] = {}
+        self._free: dict[Lane, float] = {}
         self._idle: dict[Lane, list[tuple[float, float]]] = {}
         self._busy: dict[str, list[_Held]] = {}
 
@@ -236,12 +242,12 @@ class Waits:
         """
         run, about = self._run(row.run), row.abouts[0]
         over = float(when.end[0])
-        lanes = lanes_of(row.island, row.host, about.devices)
+        lanes = self._as_one(lanes_of(row.island, row.host, about.devices))
         if (
             run.arrived
             or max(run.submitted, self._last_compiled) > over
             or over < run.first < float("inf")
-            or any(self.free.get(lane, over) > over for lane in lanes)
+            or any(self._free.get(lane, over) > over for lane in lanes)
             or any(
                 held.devices != about.devices and held.end[-1] > over
                 for held in self._busy.get(row.host, ())
@@ -256,9 +262,21 @@ class Waits:
             cut = np.clip(inputs, when.end[:-1], when.start[1:])
         run.hosts.add(row.host)
         run.ended.add_many(row.step, when.end)
-        self.free.update(dict.fromkeys(lanes, float(when.end[-1])))
+        self._free.update(dict.fromkeys(lanes, float(when.end[-1])))
         self._held(row.host, _Held(about.devices, when.start[-LAST:], when.end[-LAST:]))
         return RowWaits(row, when, first, cut)
+
+    def _as_one(self, lanes: tuple[Lane, ...]) -> tuple[Lane, ...]:
+        """The first one for all *lanes*, of one host, if that never used them but together."""
+        known = self._together.setdefault(lanes[0].host, lanes) if lanes else ()
+        if known == lanes:
+            return lanes[:1]
+        for state in (self._free, self._idle) if known else ():
+            if known[0] in state:
+                told: Any = state[known[0]]
+                state.update((lane, copy(told)) for lane in known)
+        self._together[lanes[0].host] = ()
+        return lanes
 
     def _inputs(self, row: Row, run: _Run, count: int) -> Floats:
         """When all hosts had ended what makes the inputs of the *count* gangs after the first."""
@@ -327,7 +345,7 @@ class Waits:
 
     def _gang(self, span: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:
         gang = _Gang(span.run, span.step, span.host, span.node, span.devices)
-        lanes = lanes_of(span.island, span.host, span.devices)
+        lanes = self._as_one(lanes_of(span.island, span.host, span.devices))
         for devices, cause, start, end in self._before(gang, run, lanes, span.start, span.end):
             yield devices, Wait(cause, start, end, span)
         run.hosts.add(span.host)
@@ -337,26 +355,29 @@ class Waits:
     def _before(
         self, gang: _Gang, run: _Run, lanes: tuple[Lane, ...], start: float, end: float
     ) -> Iterator[Part]:
-        """The waits of a gang's devices for it; then it has them until its end."""
-        gaps: dict[tuple[float, float], list[int]] = {}
-        free, submitted = self.free, run.submitted
+        """The waits of a gang's devices for it; then it has them until its end.
+
+        lanes: as :meth:`_as_one` has them.
+        """
+        gaps: dict[tuple[float, float], list[Lane]] = {}
+        free, submitted = self._free, run.submitted
         for lane in lanes:
-            since = free.get(lane, float("-inf"))
+            since = free.get(lane, self._since)
             if since < start and max(since, submitted) > float("-inf"):
-                gaps.setdefault((since, start), []).append(lane.device)
+                gaps.setdefault((since, start), []).append(lane)
             if lane in self._idle:
                 for gap in self._unclaimed(lane, submitted):
-                    gaps.setdefault(gap, []).append(lane.device)
-            if free.get(lane, end) <= end:
-                free[lane] = end
+                    gaps.setdefault(gap, []).append(lane)
+            free[lane] = max(since, end)
         obstacles = tuple(self._obstacles(gang, run, start)) if gaps else ()
-        for (since, until), devices in gaps.items():
+        whole = len(lanes) < len(gang.devices)
+        for (since, until), of in gaps.items():
+            devices = gang.devices if whole else tuple([lane.device for lane in of])
             for cause, begun, over in blame(since, until, submitted, obstacles):
                 if cause != NOTHING:
-                    yield tuple(devices), cause, begun, over
+                    yield devices, cause, begun, over
                     continue
-                for device in devices:
-                    lane = Lane(lanes[0].island, gang.host, device)
+                for lane in of:
                     idle = self._idle.setdefault(lane, [])
                     idle.append((begun, over))
                     del idle[:-LAST]
@@ -490,12 +511,9 @@ def stretches(records: Iterable[Record], start: float, end: float) -> dict[Lane,
     """
     if end <= start:
         raise ValueError(f"the range must have a length: {start} to {end}")
-    fold = Waits()
+    fold = Waits(since=start)
     out: dict[Lane, list[Stretch]] = {}
     for record in sorted(records, key=known_order):
-        if isinstance(record, Span) and record.kind == "gang":
-            for lane in lanes_of(record.island, record.host, record.devices):
-                fold.free.setdefault(lane, start)
         for devices, wait in fold.add(record):
             for lane in lanes_of(wait.gang.island, wait.gang.host, devices):
                 out.setdefault(lane, []).append(

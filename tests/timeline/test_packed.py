@@ -199,10 +199,10 @@ def test_many_times_fill_bins_as_each_of_them_does(gaps: list[tuple[float, float
     times = np.cumsum(np.array(gaps).ravel())
     start, end = times[::2], times[1::2]
     for a, b in zip(start.tolist(), end.tolist(), strict=True):
-        one.add("device", a, b, 2.0)
+        one.add(("device",), a, b)
     for half in (slice(0, len(start) // 2), slice(len(start) // 2, None)):
         if len(start[half]):
-            many.add_held(["device"], many.held(start[half], end[half]), 2.0)
+            many.add_held(("device",), many.held(start[half], end[half]))
     (edges, held), (same, found) = (busy.shares(float(end[-1])) for busy in (one, many))
     assert edges.tolist() == same.tolist()
     assert found.get("device", np.zeros(len(same))) == pytest.approx(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pathways_lab.timeline import waits
 from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.packed import single
 from pathways_lab.timeline.planned import GAP_CAUSES, OTHERS, PLAN, planned
 from pathways_lab.timeline.records import Event, Record, Span
 from pathways_lab.timeline.waits import (
@@ -29,6 +30,7 @@ from pathways_lab.timeline.waits import (
 )
 from tests.notebook.synthetic import training
 from tests.timeline.named import causes, named_first
+from tests.timeline.streams import stream
 
 times = st.floats(0.0, 10.0, allow_nan=False).map(lambda t: round(t, 3))
 
@@ -288,3 +290,14 @@ def test_a_run_is_found_by_its_clients_own_number_where_that_is_one_run():
     assert planned(both, second).actual == pytest.approx(2.0)
     with pytest.raises(KeyError, match=f"2 clients have a run 1: one of .{first}, {second}. must"):
         planned(both, 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_devices_that_are_always_used_together_wait_as_each_of_them(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are folded as one, until a gang has some of them."""
+    records = single(stream(seed, runs=20))
+    as_one = waits.waits(records, 0.0, 100.0)
+    monkeypatch.setattr(waits.Waits, "_as_one", lambda self, lanes: lanes)
+    assert as_one == waits.waits(records, 0.0, 100.0)

@@ -287,7 +287,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
     def view(self, *panels: str, **options: Any) -> Any:
         """A live view of the timeline; of a lab that is gone, a static picture of all of it.
 
-        panels: names; none means islands, order, queues and utilisation.
+        panels: names; none means islands, order, queues and utilisation, and above the queues
+            heat where there are more than 64 hosts.
         options: title, window (it looks back so many seconds; without it the last two steps of a
             program that repeats, or 20 seconds), origin (not further than that);
             of a lab that is gone ``replay=True``: live, with scrubber, zoom and clicks.
@@ -350,7 +351,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
     def dashboard(self, page: str = "", *, height: int = 640) -> Any:
         """The lab's pages: all clients, moving also while this kernel is busy.
 
-        page: ``"islands"``, ``"order"``, ``"hosts"``, ``"queues"``, ``"utilisation"``,
+        page: ``"islands"``, ``"order"``, ``"hosts"``, ``"heat"``, ``"queues"``, ``"utilisation"``,
             ``"memory"``, or "" for the usual panels together.
         height: of the frame in which a notebook shows it, in pixels.
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
 
 PANELS = (
-    "islands", "order", "hosts", "queues", "utilisation", "memory", "graph", "messages", "planned",
+    "islands", "order", "hosts", "heat", "queues", "utilisation", "memory", "graph", "messages",
+    "planned",
 )  # fmt: skip
 """Panels with a page of their own."""
 

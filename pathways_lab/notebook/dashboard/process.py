@@ -137,12 +137,13 @@ class Gallery:
         present = self._present
         if present is None or not present.behind:
             return PERIOD
-        rest = self._pace.rest(time.monotonic(), spare())
+        late = present.timeline.clock() - present.folded
+        rest = self._pace.rest(time.monotonic(), spare(), late=late)
         if not rest:
             begun = time.thread_time()
             present.collect(present.timeline.clock(), FOLD)
             self._pace.spent(time.thread_time() - begun)
-            rest = self._pace.rest(time.monotonic(), spare())
+            rest = self._pace.rest(time.monotonic(), spare(), late=late)
         return max(PERIOD / 4, 2 * rest)  # drawing has its turn as well
 
     def state(self, since: int) -> bytes:

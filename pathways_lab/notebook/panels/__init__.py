@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from pathways_lab.notebook.panels import (
     graph,
+    heat,
     hosts,
     islands,
     memory,
@@ -31,6 +32,7 @@ PANELS: dict[str, Panel] = {
     "islands": islands.plot,
     "order": order.plot,
     "hosts": hosts.plot,
+    "heat": heat.plot,
     "queues": queues.plot,
     "utilisation": utilisation.plot,
     "memory": memory.plot,
@@ -53,11 +55,13 @@ def chosen(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def completed(names: tuple[str, ...], scene: Scene) -> tuple[str, ...]:
-    """The same, and above the device queues the work of their hosts, where any is recorded."""
+    """The same, and above the device queues the work of their hosts, where any is recorded, and
+    the heat of hosts that are too many for rows."""
+    more = {"hosts": len(scene.worked.table) > 0, "heat": scene.many}
     shown: list[str] = []
     for name in chosen(names):
-        if name == "queues" and "hosts" not in names and len(scene.worked.table):
-            shown.append("hosts")
+        if name == "queues":
+            shown += [other for other, there in more.items() if there and other not in names]
         shown.append(name)
     return tuple(shown)
 

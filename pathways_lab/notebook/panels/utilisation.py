@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import nothing
-from pathways_lab.timeline.busy import recent
+from pathways_lab.timeline.busy import poured, recent
 
 TALL = 0.86
 """Height of 100 % in rows; the rest separates the bands."""
@@ -99,19 +99,24 @@ def plot(scene: Scene, now: float) -> Plot:
     )
 
 
-def _shares(
-    scene: Scene, now: float
-) -> tuple[NDArray[np.float64], dict[tuple[str, str, str], NDArray[np.float64]]]:
-    """Bounds of equal parts of what is shown up to *now* (seconds on the axis), and for each
-    island, program and client how many devices computed in each part.
+def bounds(scene: Scene, now: float) -> NDArray[np.float64]:
+    """Bounds of equal parts of what is shown up to *now* (seconds on the axis).
 
-    The bounds stay where they are as time goes on; the first and the last part may be shorter.
+    They stay where they are as time goes on; the first and the last part may be shorter.
     """
     start, end = scene.range(now)
     end = min(max(now - scene.origin, start + 1e-9), end)
     width = 2.0 ** math.ceil(math.log2(scene.span(now) / STEPS))
     inner = np.arange(math.floor(start / width) + 1, math.ceil(end / width)) * width
-    edges = np.concatenate(([start], inner, [end]))
+    return np.concatenate(([start], inner, [end]))
+
+
+def _shares(
+    scene: Scene, now: float
+) -> tuple[NDArray[np.float64], dict[tuple[str, str, str], NDArray[np.float64]]]:
+    """The bounds of parts, and for each island, program and client how many devices computed in
+    each part."""
+    edges = bounds(scene, now)
     bars: dict[str, Any] = scene.bars.columns()
     gangs = bars["bottom"] - bars["top"] > 0.5
     left, right = bars["left"][gangs], np.maximum(bars["right"], bars["left"] + 1e-9)[gangs]
@@ -126,30 +131,16 @@ def _shares(
         island, code = divmod(kind, len(codes))
         key = scene.machine.islands[island], *list(programs)[code]
         of = kinds == kind
-        parts.setdefault(key, []).append(_poured(edges, left[of], right[of], devices[of]))
+        parts.setdefault(key, []).append(poured(edges, left[of], right[of], devices[of]))
     begun: dict[tuple[str, str, str], list[float]] = {}
     for lane, _, since, told in scene.running():
         begun.setdefault((lane.island, told.program, told.client), []).append(since - scene.origin)
     for key, times in begun.items():
         at = np.array(times)
-        part = _poured(edges, at, np.maximum(at, end), np.ones(len(at)))
+        part = poured(edges, at, np.maximum(at, edges[-1]))
         parts.setdefault(key, []).append(part)
     lengths = np.maximum(np.diff(edges), 1e-9)
     return edges, {key: np.sum(each, axis=0) / lengths for key, each in parts.items()}
-
-
-def _poured(
-    edges: NDArray[np.float64],
-    start: NDArray[np.float64],
-    end: NDArray[np.float64],
-    height: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """The area between two edges, of boxes that may lie on each other."""
-    at = np.concatenate((start, end))
-    order = np.argsort(at, kind="stable")
-    at, rises = at[order], np.concatenate((height, -height))[order]
-    area = np.concatenate(([0.0], np.cumsum(np.cumsum(rises)[:-1] * np.diff(at))))
-    return np.diff(np.interp(edges, at, area))
 
 
 def _bands(scene: Scene, seconds: Mapping[tuple[str, str, str], NDArray[np.float64]]) -> list[Band]:

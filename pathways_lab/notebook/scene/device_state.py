@@ -63,6 +63,14 @@ class Waiting:
     queue: deque[tuple[GangKey, float, What]] = field(default_factory=deque)
     ended: float = float("-inf")
 
+    def over(self, gang: GangKey, time: float) -> None:
+        """A gang ended at *time* (seconds)."""
+        self.ended = max(self.ended, time)
+        for place, (key, _, _) in enumerate(self.queue):
+            if key == gang:
+                del self.queue[place]
+                break
+
     def head(self) -> tuple[GangKey, float, What] | None:
         """The gang that the device works on, and since when at the earliest (seconds)."""
         if not self.queue:

@@ -144,10 +144,14 @@ class Alike:
                     lanes = lanes_of(gang.island, gang.host, gang.devices)
                     self.computed(int(gang.args.get("slice", -1)), lanes, machine)
                     self._ends(gang, gang.host)
-        late = {host: most for host, (most, until) in self.late.items() if until >= start}
-        most = sorted((host for host in late if late[host] > seen), key=lambda host: -late[host])
+        late = self.behind(start, seen)
+        most = sorted(late, key=lambda host: -late[host])
         self.worst = tuple(sorted(most[:WORST]))
         return before != (self.version, self.worst)
+
+    def behind(self, start: float, seen: float) -> dict[str, float]:
+        """Hosts that differed from others by more than *seen*, from *start* on, and by how much."""
+        return {h: most for h, (most, until) in self.late.items() if until >= start and most > seen}
 
     def kind(self, lane: Lane) -> Hashable:
         """Devices of many hosts that are drawn in one row: all of one kind."""
@@ -171,7 +175,7 @@ class Alike:
         running: what devices work on at *now*; another host may have ended it.  All in seconds.
         """
         self.late = {host: late for host, late in self.late.items() if late[1] >= start}
-        out = {host for host, (most, _) in self.late.items() if most > seen}
+        out = set(self.behind(start, seen))
         for lane, key, _, _ in running:
             host, begun, ended = self._ended.get(key, (lane.host, 0.0, now))
             if host != lane.host and now - ended > max(seen, UNLIKE * (ended - begun)):

@@ -36,6 +36,9 @@ NEUTRAL = "#8c8c8c"
 FAILED = "#c1272d"
 """Poisoned, failed, lost; always together with a hatch or a word."""
 
+HEAT = "#2f7fb8"
+"""Devices that compute, whatever they compute: with an intensity."""
+
 INK = "#757575"
 """Text and rules that must be read on white and on near-black alike."""
 

@@ -10,19 +10,20 @@ picture (tested).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
 from pathways_lab.notebook.scene.device_state import Catalogue, Used, Waiting, What
+from pathways_lab.notebook.scene.heat import Heat
 from pathways_lab.notebook.scene.lanes import SEEN, Alike
 from pathways_lab.notebook.scene.overview import Profile
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.scene.plot import FRAME
 from pathways_lab.notebook.scene.row_layout import MOST, Rows, rows
 from pathways_lab.notebook.scene.steps import Steps, Window
-from pathways_lab.notebook.scene.strips import Strip, shared_row
+from pathways_lab.notebook.scene.strips import Strip, by_kind, mark, shared_row
 from pathways_lab.notebook.scene.table import Table
 from pathways_lab.timeline.backlog import Backlog
 from pathways_lab.timeline.bars import GANG, Bar, bars_of
@@ -104,14 +105,14 @@ class Scene:
     ) -> None:
         self.origin, self.window, self.final, self.budget = origin, window, final, budget
         self.level, self.stepwise = level, stepwise
-        self.steps, self.profile = Steps(), Profile()
+        self.steps, self.profile, self.heat = Steps(), Profile(), Heat()
         self.shown: Window | None = None
         self.palette = palette or Palette()
         self.machine = machine or Machine()
         self.gangs = Gangs(keep=GANGS)
-        self.waiting: dict[Lane, Waiting] = {}
+        self.waiting: defaultdict[Lane, Waiting] = defaultdict(Waiting)
         self.recent: dict[Lane, What] = {}
-        self.totals: dict[Lane, dict[str, float]] = {}
+        self.totals: dict[tuple[Lane, ...], dict[str, float]] = {}
         self.catalogue = Catalogue()
         self.resolution = 0.0
         self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
@@ -134,7 +135,7 @@ class Scene:
         self.waited, self.worked = (
             Strip(
                 origin, shared_row(low, high, len(paints)), budget, about,
-                _by_kind(paints), kind=(np.float32, lambda b: float(b.kind)),
+                by_kind(paints), kind=(np.float32, lambda b: float(b.kind)),
             )
             for paints, low, high in ((CAUSE_PAINTS, -0.40, 0.30), (WORK_PAINTS, -0.44, 0.44))
         )  # fmt: skip
@@ -197,6 +198,7 @@ class Scene:
         self._look(now)
         for strip in self._strips:
             strip.refine((self.shown.usual if self.shown else self.span(now)) / FRAME)
+        self.machine.join(items)  # how many hosts there are decides who shares a row
         if self.rows.level == "island" and self.alike.parts(items, self.machine, *self._seen(now)):
             self._structure = -1
         for item in items:
@@ -205,6 +207,8 @@ class Scene:
             except Exception:
                 # It is not what this version writes.  All others are shown.
                 self.dropped += size(item)
+        if self.many:
+            self.heat.add(items)
         self._draw_rows()
         self._look(now)
         self.resolution = max(self.span(now) / FRAME, self.computed.bars.resolution)
@@ -278,13 +282,16 @@ class Scene:
 
     def _row(self, row: Row) -> None:
         """As its records one by one; in columns where that is the same."""
-        when, about = times(row), row.abouts[0]
-        shared = "island" in (self.rows.level, self.host_rows.level)
-        waits = self.waits.add_row(row, when) if plain(row, when) and not shared else None
+        shared = self.many or self.rows.level == "island"
+        if shared or not plain(row, when := times(row)):
+            waits = None
+        else:
+            waits = self.waits.add_row(row, when)
         if waits is None:
             for record in row.records():
                 self._add(record)
             return
+        about = row.abouts[0]
         self.machine.add_row(row)
         self.gangs.add_packed(row)
         run = self._run(row.run, about.program, about.client)
@@ -322,11 +329,9 @@ class Scene:
         last, took = rows.about(len(rows) - 1), float(length.sum())
         what = What(last.node, last.program, last.client, last.line)
         told = {(r.run, r.step + n) for r in rows.rows for n in range(min(r.announced, r.count))}
+        self._computed(lanes, what, took)
         for lane in lanes:
-            self.recent[lane] = what
-            totals = self.totals.setdefault(lane, {})
-            totals[rows.program] = totals.get(rows.program, 0.0) + took
-            waiting = self.waiting.setdefault(lane, Waiting())
+            waiting = self.waiting[lane]
             waiting.ended = max(waiting.ended, end)
             if told and waiting.queue:
                 waiting.queue = deque([w for w in waiting.queue if w[0] not in told])
@@ -340,8 +345,7 @@ class Scene:
         if place is None:
             return
         for span in [span for row in rows.rows for span in row.opening()]:
-            kind = WORK.index(span.kind)
-            self.worked.add([_mark(place, kind, span.start, span.end, span)])
+            self._work(span)
         launch, each = WORK.index("launch"), range(len(rows))
         called, returned = rows.when.called, rows.when.returned
         self.worked.bars.add_many([(place, 1)], launch, rows, each, called, returned)
@@ -375,11 +379,14 @@ class Scene:
         for devices, wait in reversed(waits):  # the earliest first
             self._wait(devices, wait)
         if isinstance(record, Span) and record.kind in WORK:
-            (lane,) = lanes_of(record.island, record.host, (0,))
-            row = self.host_rows.of.get(lane)
-            if row is not None:
-                kind = WORK.index(record.kind)
-                self.worked.add([_mark(row, kind, record.start, record.end, record)])
+            self._work(record)
+
+    def _work(self, span: Span) -> None:
+        """A host's process worked for a gang."""
+        (lane,) = lanes_of(span.island, span.host, (0,))
+        row = self.host_rows.of.get(lane)
+        if row is not None:
+            self.worked.add([mark(row, WORK.index(span.kind), span.start, span.end, span)])
 
     def _run(self, number: int, program: str, client: str) -> RunSeen:
         """The memory of a run."""
@@ -408,14 +415,14 @@ class Scene:
         row = self.host_rows.of[Lane(FEEDS, span.host, 0)]
         made = min(max(span.start, float(span.args.get("made", span.end))), span.end)
         for kind, start, end in (("prepare", span.start, made), ("send", made, span.end)):
-            self.worked.add([_mark(row, WORK.index(kind), start, end, span)])
+            self.worked.add([mark(row, WORK.index(kind), start, end, span)])
 
     def _wait(self, devices: tuple[int, ...], wait: Wait) -> None:
         gang = wait.gang
         lanes = lanes_of(gang.island, gang.host, devices)
         self.seen_causes.add(WAITS.index(wait.cause))
         self.waited.add(
-            _mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
+            mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
             for row, count in self.rows.places.counted(lanes)
         )
 
@@ -439,7 +446,7 @@ class Scene:
             lanes = lanes_of(event.island, event.host, tuple(event.args.get("devices", ())))
             self.alike.computed(int(event.args.get("slice", -1)), lanes, self.machine)
             for lane in lanes:
-                self.waiting.setdefault(lane, Waiting()).queue.append((key, event.time, what))
+                self.waiting[lane].queue.append((key, event.time, what))
         elif event.kind == "host-lost":
             for lane, waiting in self.waiting.items():
                 if lane.host == event.host:
@@ -457,7 +464,7 @@ class Scene:
             origin = str(span.args.get("source", "")).partition("/")[0]
             if origin and origin != span.island:
                 rate = float(span.args.get("nbytes", 0)) / (span.end - span.start)
-                self.by_dcn.add(span.island, span.start, span.end, rate)
+                self.by_dcn.add((span.island,), span.start, span.end, rate)
         self.computed.bars.add(bars_of(span, self.rows.places))
         if span.kind != "gang":
             return
@@ -466,18 +473,17 @@ class Scene:
         self.longest[node] = max(took, self.longest.get(node, took))
         key = (span.run, span.step)
         lanes = lanes_of(span.island, span.host, span.devices)
+        self.by_device.add(lanes, span.start, span.end)
         self.alike.computed(int(span.args.get("slice", -1)), lanes, self.machine)
+        self._computed(lanes, what, took)
         for lane in lanes:
-            self.recent[lane] = what
-            totals = self.totals.setdefault(lane, {})
-            totals[span.program] = totals.get(span.program, 0.0) + took
-            self.by_device.add(lane, span.start, span.end)
-            waiting = self.waiting.setdefault(lane, Waiting())
-            waiting.ended = max(waiting.ended, span.end)
-            for place, (other, _, _) in enumerate(waiting.queue):
-                if other == key:
-                    del waiting.queue[place]
-                    break
+            self.waiting[lane].over(key, span.end)
+
+    def _computed(self, lanes: tuple[Lane, ...], what: What, seconds: float) -> None:
+        """Devices computed *what* last, and its program for so many seconds more."""
+        self.recent.update(dict.fromkeys(lanes, what))
+        totals = self.totals.setdefault(lanes, {})
+        totals[what.program] = totals.get(what.program, 0.0) + seconds
 
     def paint(self, bar: Bar) -> int:
         """Index into the palette of a bar."""
@@ -487,9 +493,20 @@ class Scene:
 
     def _forget(self, now: float) -> None:
         """Keep to the window, and go coarser when too many bars are in it."""
+        before = now - 1.1 * self.window
+        self.heat.forget_before(before)
         for strip in self._strips:
-            strip.forget_before(now - 1.1 * self.window, self._kept)
+            strip.forget_before(before, self._kept)
         self.resolution = max(self.resolution, self.computed.bars.resolution)
+
+    @property
+    def many(self) -> bool:
+        """Whether there are more hosts than have rows."""
+        return self.host_rows.level == "island"
+
+    def late(self, now: float) -> dict[str, float]:
+        """Hosts that end computations later than others, as far as is shown, by so many seconds."""
+        return self.alike.behind(*self._seen(now))
 
     @property
     def _kept(self) -> float:
@@ -541,8 +558,11 @@ class Scene:
 
     def program_on(self, lane: Lane) -> str:
         """The program whose colour a device has: the last one, or at the end the longest."""
-        totals = self.totals.get(lane)
-        if self.final and totals:
+        totals: Counter[str] = Counter()
+        for lanes, seconds in self.totals.items() if self.final else ():
+            if lane in lanes:
+                totals.update(seconds)
+        if totals:
             return max(totals, key=lambda program: totals[program])
         what = self.recent.get(lane)
         return what.program if what else ""
@@ -576,15 +596,3 @@ class Scene:
     def started(self) -> bool:
         """Whether any gang was seen."""
         return bool(self.gangs.by_key)
-
-
-def _mark(row: float, kind: int, start: float, end: float, span: Span, count: int = 1) -> Bar:
-    """A mark of a strip that tells of *span*."""
-    return Bar(
-        row, kind, start, end, span.program, span.node, span.client, span.line, span.run,
-        span.step, count, count * (end - start),
-    )  # fmt: skip
-
-
-def _by_kind(paints: Sequence[int]) -> Callable[[Bar], int]:
-    return lambda bar: paints[bar.kind]

@@ -17,6 +17,7 @@ from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.table import Table
 from pathways_lab.timeline.bars import Bar, Bars, fitting
 from pathways_lab.timeline.columns import Floats
+from pathways_lab.timeline.records import Span
 
 HELD = 8
 """Bars that are kept for each that is drawn, at most: of devices that share a lane."""
@@ -138,3 +139,16 @@ def shared_row(low: float, high: float, kinds: int) -> list[tuple[float, float]]
     """Edges of kinds that share a part of a row, each at a height of its own."""
     each = (high - low) / kinds
     return [(low + kind * each, low + (kind + 0.86) * each) for kind in range(kinds)]
+
+
+def mark(row: float, kind: int, start: float, end: float, span: Span, count: int = 1) -> Bar:
+    """A mark of a strip that tells of *span*."""
+    return Bar(
+        row, kind, start, end, span.program, span.node, span.client, span.line, span.run,
+        span.step, count, count * (end - start),
+    )  # fmt: skip
+
+
+def by_kind(paints: Sequence[int]) -> Callable[[Bar], int]:
+    """A paint for each kind of bar."""
+    return lambda bar: paints[bar.kind]

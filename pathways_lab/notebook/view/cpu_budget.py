@@ -23,6 +23,10 @@ LEAST, MOST = 0.015, 0.25
 where they are idle.  The same for a kernel's interpreter, as if it were a machine with one
 processor."""
 
+LATE = 1.0
+"""Seconds behind which a picture may have all processors that are idle but those of the reserve:
+what only catches up is not what anybody waits for, but a picture of long ago is of no use."""
+
 RESERVE = 0.75
 """So many idle processors belong to computations: these wait for each other for moments, and
 would wait for a thread that fills the gaps.  Further idle processors may be used."""
@@ -39,13 +43,17 @@ SHORTEST = 0.001
 FOLDING = 5.0
 """So many times as long as it takes to draw a picture may be folded before."""
 
-FEWEST, MANY = 250, 10_000
+FEWEST, MANY = 250, 20_000
 """Records that are folded for a picture at most: between these."""
 
 
-def share(spare: float, processors: int) -> float:
-    """The share of one processor that may be used.  spare: *processors* that are idle."""
-    return min(MOST, max(LEAST * processors, spare - RESERVE))
+def share(spare: float, processors: int, late: float = 0.0) -> float:
+    """The share of one processor that may be used.
+
+    spare: *processors* that are idle.  late: seconds by which the picture is behind.
+    """
+    least = min(MOST, LEAST * processors)
+    return max(least, min(MOST if late < LATE else 1.0, spare - RESERVE))
 
 
 class _Debt:
@@ -56,9 +64,9 @@ class _Debt:
         self._processors = processors
         self._paid = now
 
-    def rest(self, now: float, spare: float) -> float:
+    def rest(self, now: float, spare: float, late: float = 0.0) -> float:
         """Seconds until it is paid."""
-        rate = share(spare, self._processors)
+        rate = share(spare, self._processors, late)
         self.owed = max(0.0, self.owed - rate * (now - self._paid))
         self._paid = now
         return self.owed / rate
@@ -81,13 +89,13 @@ class Pace:
         self._machine.owed += seconds + kernel
         self._kernel.owed += kernel
 
-    def rest(self, now: float, spare: float, idle: float = 1.0) -> float:
+    def rest(self, now: float, spare: float, idle: float = 1.0, late: float = 0.0) -> float:
         """Seconds until it may go on, or should be asked again; 0: now.
 
         spare: processors that were idle since it was asked last.  idle: share of the kernel's time
-        in which that computed nothing.
+        in which that computed nothing.  late: seconds by which the picture is behind.
         """
-        rest = max(self._machine.rest(now, spare), self._kernel.rest(now, idle))
+        rest = max(self._machine.rest(now, spare, late), self._kernel.rest(now, idle))
         if rest > SHORTEST and now - self._went_on < LONGEST:
             return min(rest, PATIENCE)
         self._machine.owed = self._kernel.owed = 0.0

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import pickle
 import time
 import traceback
@@ -161,6 +162,13 @@ class Studio:
             if shown.over(now):
                 self._end(number, shown)
 
+    @property
+    def late(self) -> float:
+        """Seconds by which a picture is behind, at most."""
+        presents = (shown.picture.present for shown in self.views.values())
+        folded = min((each.folded for each in presents if each.behind), default=math.inf)
+        return max(0.0, self.timeline.clock() - folded)
+
     def tick(self, most: int) -> tuple[float, float]:
         """Draw what is new in every view: so many records more, at most.
 
@@ -241,7 +249,7 @@ def serve(connection: Connection, offset: float) -> None:
                 due = asked_at + PERIOD
         elif studio.views:
             now = time.monotonic()
-            rest = pace.rest(now, spare(), studio.idle)
+            rest = pace.rest(now, spare(), studio.idle, studio.late)
             due = now + rest
             if not rest:
                 say("since", 0)

@@ -4,7 +4,8 @@ import { follow } from "./follow.js";
 import { Panel } from "./panel.js";
 
 const PAGES = [
-  "overview", "islands", "order", "hosts", "queues", "utilisation", "memory", "graph", "messages", "planned",
+  "overview", "islands", "order", "hosts", "heat", "queues", "utilisation", "memory", "graph", "messages",
+  "planned",
 ];
 const CATEGORY = "Pathways Lab";
 const ID = "pathways-lab:panel";
