@@ -433,6 +433,14 @@ def verifying(lab: pw.Lab, s: pw.Slice, x: Any) -> None:
     assert not found.suspects
 
 
+@shows("Lab.operations", "Operations")
+def inside_of_a_gang(lab: pw.Lab, s: pw.Slice) -> None:
+    product = pw.jit(lambda a: jnp.sin(a @ a), on=s)
+    found = lab.operations(product, np.ones((64, 64), np.float32))  # runs it once
+    assert found[0].seconds >= found[-1].seconds  # the longest first
+    print(found)  # a table: times, means, and the slowest device of each
+
+
 @shows("Lab.chaos")
 def breaking(lab: pw.Lab, x: Any) -> None:
     fault = lab.chaos.delay("island0", "island1", ms=1, seconds=0.2)

@@ -1,5 +1,6 @@
 """The part of a lab that looks after it: ``lab.stuck()``, ``lab.on_stuck(...)``,
-``lab.stacks(host)``, ``lab.memory()``, ``lab.check_nans()``, ``lab.verify()``, ``lab.chaos``.
+``lab.stacks(host)``, ``lab.memory()``, ``lab.check_nans()``, ``lab.verify()``,
+``lab.operations()``, ``lab.chaos``.
 
 Problem: a lab that stands still, or is full, must say why, do as it was told, find the
 device that computes wrong, and let itself be tried.
@@ -23,6 +24,7 @@ from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.memory_table import Memory
 from pathways_lab.client.lab.topology_view import Device, Island
+from pathways_lab.client.program.operations import Operations, profiled
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.session import Session
 from pathways_lab.client.verify import device_check, step_check
@@ -240,6 +242,28 @@ class Care:
         if step is None:
             return device_check.scan(lab, slice_request.count("rounds", rounds), wait)
         return step_check.replay(lab, step, args, wait)
+
+    def operations(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Operations:
+        """The operations of XLA inside of one gang, and their times: ``function(*args)``, run once.
+
+        function: a compiled function that donates nothing; args, kwargs: what it is called with.
+
+        JAX's profiler is on while the gang runs, on the hosts of its slice, and what else they run
+        then is slower, too.  The answer prints as a table, the longest operation first, with the
+        device that took longest for it.  Tried with CPU devices only: with GPUs and TPUs it has
+        never run.
+
+        Raises PathwaysError for functions that donate, and where a host is profiled already.
+
+        >>> lab.operations(step, params, batch)[0].name      # doctest: +SKIP
+        'dot_general.3'
+        """
+        if not scopes.outermost():
+            raise failures.capture_failure(
+                "lab.operations is not a part of a program: it waits for what hosts have seen",
+                "call it before or after, with the handles that the program takes or returns",
+            )
+        return profiled(self.session, function, args, kwargs)
 
     @functools.cached_property
     def chaos(self) -> Chaos:
