@@ -17,8 +17,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -53,6 +54,12 @@ mkdir /tmp/home
 printf '%s' "$HOSTS" > /tmp/hosts; mount --bind /tmp/hosts /etc/hosts
 echo "$BOOT" > /tmp/boot; mount --bind /tmp/boot /proc/sys/kernel/random/boot_id
 exec "$@"
+"""
+
+COMMANDS = """
+for each in /proc/[0-9]*; do
+    test $each = /proc/1 || { tr '\\0\\n' '  ' < $each/cmdline; echo; }
+done 2> /dev/null || true
 """
 
 ALONE = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -122,6 +129,15 @@ class Machine:
             said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
         return said
+
+    def files(self) -> list[str]:
+        """The names in its temporary folder."""
+        return self.run("ls", "/tmp").split()
+
+    def pythons(self) -> list[str]:
+        """The commands of its processes of Python, but for the first one."""
+        told = self.run("sh", "-c", COMMANDS)
+        return [line for line in told.splitlines() if "python" in line]
 
     def kill(self) -> None:
         """All its processes at once; its link stays up, so others hear that connections end."""
@@ -210,3 +226,12 @@ class Machines:
             f"ip addr add {machine.address}/24 dev eth0; ip link set eth0 up"
         )
         machine.run("sh", "-ec", up)
+
+
+def until(done: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
+    """Wait until *done* says something true.  Raises TimeoutError that names *what*."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.05)

@@ -11,11 +11,8 @@ import os
 import secrets
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
-from typing import Any
 
-from tests.machines.bench import Machines
+from tests.machines.bench import Machines, until
 
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -41,11 +38,6 @@ AccountingStorageType=accounting_storage/none
 KillWait=10
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
 PartitionName=all Nodes=ALL Default=YES
-"""
-COMMANDS = """
-for each in /proc/[0-9]*; do
-    test $each = /proc/1 || { tr '\\0\\n' '  ' < $each/cmdline; echo; }
-done 2> /dev/null || true
 """
 
 
@@ -82,7 +74,7 @@ class Slurm:
                 f"--key-file={folder}/munge.key",
             )
         for name in (login, *nodes):
-            until(lambda name=name: "munge.socket" in self.files(name), f"munged on {name}")
+            until(lambda name=name: "munge.socket" in machines[name].files(), f"munged on {name}")
         self._daemon(login, "slurmctld", "-D")
         for node in nodes:
             self._daemon(node, "slurmd", "-D")
@@ -98,15 +90,6 @@ class Slurm:
             source, env={**self.environment, **environment}, stderr=subprocess.STDOUT
         )
 
-    def files(self, machine: str) -> list[str]:
-        """The names in the machine's own temporary folder."""
-        return self.machines[machine].run("ls", "/tmp").split()
-
-    def pythons(self, machine: str) -> list[str]:
-        """The commands of processes of Python that run on a machine, but for its first one."""
-        told = self.machines[machine].run("sh", "-c", COMMANDS)
-        return [line for line in told.splitlines() if "python" in line]
-
     def _daemon(self, machine: str, name: str, *options: str) -> None:
         program = shutil.which(name, path=PATH)
         assert program
@@ -114,12 +97,3 @@ class Slurm:
             self.machines[machine].start(
                 program, *options, env=self.environment, stdout=log, stderr=log
             )
-
-
-def until(done: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
-    """Wait until *done* says something true.  Raises TimeoutError that names *what*."""
-    end = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.05)

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS, ask, outlook, story
+from pathways_lab.runtime.cluster.await_workers import (
+    WORKER_SECONDS,
+    absent,
+    ask,
+    outlook,
+    story,
+)
 from pathways_lab.runtime.processes.job import State, states_of
 
 distributed = pytest.importorskip("distributed")
@@ -62,6 +68,13 @@ def test_the_missing_are_named_with_their_jobs() -> None:
     )
     assert story(["a"], {"a": ""}, {}) == "a"
     assert story(list(JOBS), JOBS, {"9": RUNNING}).endswith("c-2 (job 9: running) and 1 more")
+
+
+def test_workers_may_have_other_names_than_their_cluster_has_for_them() -> None:
+    assert absent(JOBS, {"c-0", "c-3"}) == ["c-1", "c-2"]
+    assert absent({"0": "", "1": ""}, {"tls://one:1"}) == ["0"]
+    assert absent({"0": "", "1": ""}, {"tls://one:1", "tls://two:1", "mine"}) == []
+    assert story(["0"], {"0": "", "1": ""}, {}) == ""
 
 
 def test_slurm_says_how_jobs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

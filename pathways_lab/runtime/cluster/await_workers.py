@@ -69,27 +69,38 @@ def await_asked(client: distributed.Client, timeout: float | None, tell: Tell) -
     while True:
         there = dask_private.names_of_workers(client)
         jobs = dask_private.asked_workers(client.cluster)
-        missing, now = jobs.keys() - there, time.monotonic()
+        missing, now = absent(jobs, there), time.monotonic()
         if there and not some:
             some, began = True, began if timeout is not None else now
         if missing and now > max(asked + _ASK, quiet):
             states, asked = ask({jobs[name] for name in missing} - {""}), now
         choice = outlook(len(there), missing, jobs, states, now - began, timeout)
-        names = story(missing, jobs, states)
+        many = f"{len(missing)} of {len(jobs)} workers"
+        names = ": ".join(filter(None, (many, story(missing, jobs, states))))
         if choice == "give up":
             raise _none(
-                f"after {now - began:.0f} s: {names}",
+                f"after {now - began:.0f} s, and was asked for {names}",
                 "see the logs of its jobs, or its workers, or give a longer timeout",
             )
         if choice == "go on":
             if missing:
                 tell(f"goes on without {names}: workers that come later become hosts, too")
             return
-        text = f"waiting for {len(missing)} of {len(jobs)} workers: {names}; Ctrl-C ends the wait"
+        text = f"waiting for {names}; Ctrl-C ends the wait"
         if text != said and now > quiet:
             tell(text)
             said = text
         time.sleep(_AGAIN)
+
+
+def absent(asked: Collection[str], there: Collection[str]) -> list[str]:
+    """The workers that are missing, by name.  Pure.
+
+    The cluster object may know its workers by other names than they have; then as many are
+    missing as there are fewer.
+    """
+    names = sorted(set(asked) - set(there))
+    return names[: max(0, len(asked) - len(there))]
 
 
 def outlook(
@@ -118,8 +129,10 @@ def outlook(
 
 
 def story(missing: Collection[str], jobs: Mapping[str, str], states: Mapping[str, State]) -> str:
-    """The missing workers in words, each with its job.  Pure."""
-    told = []
+    """The missing workers in words, each with its job; "" where names say nothing.  Pure."""
+    told: list[str] = []
+    if any(name.isdecimal() and not jobs[name] for name in missing):
+        return ""
     for name in sorted(missing)[:_NAMED]:
         state = f": {states[jobs[name]]}" if jobs[name] in states else ""
         told.append(f"{name} (job {jobs[name]}{state})" if jobs[name] else name)
