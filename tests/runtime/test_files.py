@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.runtime import array_files, arrays, jax_private, zarr_arrays
 from pathways_lab.runtime.devices import spec_of
+from tests.runtime.processes import until
 
 
 @functools.cache
@@ -48,7 +49,9 @@ def written(folder: Path, array: Any, layout: Layout) -> None:
     zarr_arrays.make(folder / "array", kind.shape, str(array.dtype), kind.shard)
     there = jax.device_put(array, NamedSharding(mesh(), spec_of(layout)))
     write = jax.jit(functools.partial(array_files.write, mesh=mesh(), layout=layout))
-    assert write(there, array_files.placed(place(folder))).all()
+    handed = write(there, array_files.placed(place(folder)))
+    there_yet = jax.jit(functools.partial(array_files.written, mesh=mesh()))
+    until(lambda: there_yet(handed, array_files.placed(zarr_arrays.spec_of(folder, {}))).all())
 
 
 def read(folder: Path, array: Any, layout: Layout) -> Any:
