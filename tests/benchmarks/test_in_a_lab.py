@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 import pathways_lab as pw
-from benchmarks import clients, crossover, fanout, following, looking, pipeline, serving, trunk
+from benchmarks import (
+    clients,
+    crossover,
+    deciding,
+    fanout,
+    following,
+    looking,
+    pipeline,
+    serving,
+    trunk,
+)
 from benchmarks.gangs.tenant import Tenant
 from benchmarks.harness.numbers import Ratio
 from benchmarks.harness.rounds import Measured, Timed, measure
@@ -196,3 +206,17 @@ def test_calls_of_a_trunk_and_of_copies_are_measured_and_are_right(lab: pw.Lab) 
         bench.wanted["client0"] = bench.wanted["client1"]
         with bench.trunk(2) as (_, calls), pytest.raises(AssertionError, match="Not equal"):
             bench.rate(calls, 0.1)
+
+
+@pytest.mark.cluster
+def test_programs_that_decide_are_measured_beside_the_same_without_decisions(lab: pw.Lab) -> None:
+    loops = deciding.loop(lab, 3)
+    deciding.check(loops)
+    times = deciding.measure(loops, 2, 3)
+    assert {len(each) for each in times.values()} == {2}
+    mixture = deciding.Mixture(lab, 4, 4, experts=2)
+    systems = mixture.systems(deciding.forward)
+    deciding.check(systems)
+    mixture.router[:] = 0
+    with pytest.raises(AssertionError, match="Not equal"):
+        deciding.check(systems)
