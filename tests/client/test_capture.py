@@ -315,10 +315,6 @@ def masked(w: Any, x: Any) -> Any:
     return x[f(w, x) > 0]  # here
 
 
-def mapped(w: Any, x: Any) -> Any:
-    return jax.vmap(lambda w: f(w, x))(jnp.stack([w, w]))  # here
-
-
 def scanned(w: Any, x: Any) -> Any:
     return jax.lax.scan(lambda c, _: (f(w, c), None), x, None, length=3)  # here
 
@@ -371,7 +367,6 @@ REFUSED = {
     formatted: ("formatted before it exists", "without a format"),
     asked_for_result: ("only its shape and dtype", "after the program"),
     masked: ("shape of the result depends on values", "jnp.where"),
-    mapped: ("jax.vmap cannot look into the compiled function 'f'", "pw.jit(jax.vmap(f))"),
     scanned: ("called inside jax.lax.scan", "Python loop"),
     branched: ("called inside jax.lax.cond", "one compiled function"),
     two_slices: ("operands on different slices", "pw.device_put"),

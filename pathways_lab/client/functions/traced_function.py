@@ -50,7 +50,7 @@ class Body:
     requested: where the user wants each argument leaf; out_prefix: a pytree
     prefix of where the results go.  donated: flat positions of the arguments
     that may be overwritten.  prepared: programs of one call, by their key.
-    running: what is said of its runs.
+    derived: what JAX's transformations make of it.  running: what is said of its runs.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Body:
         self.requested = tuple(requested or (None,) * len(in_types))
         self.running = running
         self.prepared: dict[Any, Any] = {}
+        self.derived: dict[Any, Any] = {}
         self._executables: dict[Any, export.Executable] = {}
         stats.work.traced += 1
         try:

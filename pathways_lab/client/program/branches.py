@@ -30,8 +30,8 @@ from jax.interpreters import ad, batching
 from pathways_lab.client.functions import scopes
 from pathways_lab.client.functions.array_types import ArrayType, type_of
 from pathways_lab.client.program.capture import Capture
-from pathways_lab.client.program.gradients import derived, moving_of, refuses
 from pathways_lab.client.program.primitives import beside_p, switch_p, until_p, within_p
+from pathways_lab.client.program.transformations import derived, moving_of, refuses
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 

@@ -30,13 +30,13 @@ from pathways_lab.client.functions.array_types import ArrayType, as_here, host_t
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab import stats
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.client.program import gradients
+from pathways_lab.client.program import transformations
 from pathways_lab.client.program.primitives import Move, Outside, Site, call_p, handle_p, move_p
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.runtime import jax_private
 
-gradients.register()
+transformations.register()
 
 
 @dataclass(frozen=True)

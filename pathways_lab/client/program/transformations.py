@@ -1,12 +1,14 @@
-"""Gradients through programs: ``jax.grad`` over calls of compiled functions.
+"""JAX's transformations of programs: ``jax.grad`` and ``jax.vmap`` over compiled functions.
 
 Problem: a call of a compiled function is one node, and JAX cannot look into a node.  But JAX
-recorded the function when the call was made, so its backward pass is one more compiled function.
+recorded the function when the call was made, so its backward pass, or the function over a batch,
+is one more compiled function.
 
 How: a rule of JAX for each of our primitives.  A call that is differentiated becomes two: the
 forward call gives what the function gives, and what its backward pass needs beside the arguments;
 the backward call makes the gradients, on the same slice.  The gradient of a value comes back to
-the slice of that value.  :mod:`~pathways_lab.client.program.branches` has the rule of decisions.
+the slice of that value.  A call over a batch stays one call.
+:mod:`~pathways_lab.client.program.branches` has the rules of decisions.
 
 Rule for maintainers: plain calls and moves come out.  Nothing after the capture knows
 that they are gradients.
@@ -18,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -28,10 +29,13 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching
+from jax.sharding import NamedSharding, PartitionSpec
 
+from pathways_lab.client.code.layouts import Requested
+from pathways_lab.client.functions.array_types import type_of
 from pathways_lab.client.functions.pullbacks import Pullback
 from pathways_lab.client.functions.traced_function import Body
-from pathways_lab.client.program.primitives import Site, beside_p, call_p, move_p
+from pathways_lab.client.program.primitives import Move, Site, beside_p, call_p, move_p
 from pathways_lab.client.session import failures
 
 Numbers = tuple[int, ...]
@@ -125,14 +129,11 @@ class _Halves:
         return made
 
 
-_halves: weakref.WeakKeyDictionary[Body, dict[Numbers, _Halves]] = weakref.WeakKeyDictionary()
-
-
 def _halves_of(body: Body, moving: Numbers) -> _Halves:
-    known = _halves.setdefault(body, {})
-    if moving not in known:
-        known[moving] = _Halves(body, moving)
-    return known[moving]
+    if moving not in body.derived:
+        body.derived[moving] = _Halves(body, moving)
+    halves: _Halves = body.derived[moving]
+    return halves
 
 
 def _of_call(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site) -> Any:
@@ -162,6 +163,40 @@ def _of_call(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site) -> 
     return derived(functools.partial(call_p.bind, site=site), forward, backward, primals, tangents)
 
 
+def _call_over_batch(args: Sequence[Any], dims: Sequence[Any], *, site: Site) -> Any:
+    body, dims = site.body, tuple(dims)
+    kinds = tuple(type_of(jax.typeof(arg)) for arg in args)
+    made = body.derived.get((dims, kinds))
+    if made is None:
+        function = jax.vmap(jaxpr_as_fun(body.jaxpr), in_axes=dims)
+        made = body.derived[dims, kinds] = Body(
+            _named(function, body.name),
+            body.name,
+            kinds,
+            requested=tuple(map(_with_batch, body.requested, dims)),
+            labels=body.labels,
+            line=body.line,
+            running=body.running,
+        )
+        made.requested_out = tuple(_with_batch(requested, 0) for requested in body.requested_out)
+    results = call_p.bind(*args, site=Site(site.function, made))
+    return results, [0] * len(results)
+
+
+def _with_batch(requested: Requested, dim: int | None) -> Requested:
+    """The same of an array that has one dimension more, along which it is not cut."""
+    if requested is None or dim is None:
+        return requested
+    if isinstance(requested, NamedSharding):
+        return NamedSharding(requested.mesh, _spec_with_batch(requested.spec, dim))
+    return _spec_with_batch(requested, dim)
+
+
+def _spec_with_batch(spec: PartitionSpec, dim: int) -> PartitionSpec:
+    entries = [*spec, *(None for _ in range(dim - len(spec)))]
+    return PartitionSpec(*entries[:dim], None, *entries[dim:])
+
+
 # --- moves ------------------------------------------------------------------------------------
 
 
@@ -175,6 +210,11 @@ def _of_move(primitive: Primitive) -> Callable[..., Any]:
         return derived(bound, lambda *args: (bound(*args), args), backward, primals, tangents)
 
     return rule
+
+
+def _move_over_batch(args: Sequence[Any], dims: Sequence[Any], *, move: Move) -> Any:
+    moved = Move(move.slice, _with_batch(move.requested, dims[0]))
+    return move_p.bind(args[0], move=moved), dims[0]
 
 
 # --- for all of them ------------------------------------------------------------------------
@@ -249,17 +289,17 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def refuses(transformation: str, thing: str) -> Callable[..., NoReturn]:
     """A rule for what this transformation of JAX's cannot look into."""
 
-    def rule(*_: Any, site: Site | None = None, **__: Any) -> NoReturn:
-        node = "" if site is None else site.function.name
-        raise failures.in_transformation(transformation, node=node, thing=thing)
+    def rule(*_: Any, **__: Any) -> NoReturn:
+        raise failures.in_transformation(transformation, thing=thing)
 
     return rule
 
 
 def register() -> None:
-    """From here on JAX differentiates the programs that it records."""
+    """From here on JAX transforms the programs that it records."""
     ad.primitive_jvps[call_p] = _of_call
-    batching.primitive_batchers[call_p] = refuses("jax.vmap", "")
+    batching.primitive_batchers[call_p] = _call_over_batch
     for primitive in (move_p, beside_p):
         ad.primitive_jvps[primitive] = _of_move(primitive)
-        batching.primitive_batchers[primitive] = refuses("jax.vmap", failures.PUT)
+    batching.primitive_batchers[move_p] = _move_over_batch
+    batching.primitive_batchers[beside_p] = lambda args, dims: (beside_p.bind(*args), dims[0])

@@ -1,4 +1,4 @@
-"""``jax.grad`` in a program: over calls of compiled functions, moves and decisions."""
+"""``jax.grad`` and ``jax.vmap`` in a program: over calls, moves and decisions."""
 
 from __future__ import annotations
 
@@ -261,19 +261,35 @@ def test_a_norm_over_all_slices_moves_as_single_numbers(fake: FakeLab) -> None:
         pw.program(lambda w, v: w + v)(pw.device_put(W, left), pw.device_put(V, right))
 
 
-REFUSED = {
-    "pw.until": lambda f: jax.grad(
-        lambda x: pw.until(lambda x: x.max() > 9, lambda x: f(x), x, at_most=3).sum()
-    )(X),
-    "jax.vmap": lambda f: jax.vmap(f)(X),
-}
+def test_a_batch_is_one_call(fake: FakeLab) -> None:
+    """Also of gradients by example, over slices, with arguments that all examples share."""
+    left, right = fake.slice(2), fake.slice(1)
+    cut = pw.jit(first, on=left, in_shardings=(P("x"), P("x")), out_shardings=P("x"))
+    end = pw.jit(second, on=right)
+    xs = np.stack([X, 2 * X, 3 * X], axis=1)
+
+    def of_each(f: Any, g: Any, put: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            return g(V, put(f(w, x)))
+
+        return jax.vmap(jax.value_and_grad(loss), in_axes=(None, 1))
+
+    step = pw.program(of_each(cut, end, lambda h: pw.device_put(h, right)))
+    found = step(pw.device_put(W, left), xs)
+    equal(found, of_each(first, second, lambda h: h)(W, xs))
+    assert sum(node.startswith("call") for node in nodes(step.ir())) == 4
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_still_refused(fake: FakeLab, name: str) -> None:
+def test_the_loop_of_until_has_no_gradient(fake: FakeLab) -> None:
     f = pw.jit(lambda x: x * 2, on=fake.slice(1), name="f")
-    with pytest.raises(pw.PathwaysError, match=name):
-        pw.program(lambda: REFUSED[name](f))()
+
+    def loss(x: Any) -> Any:
+        return pw.until(lambda x: x.max() > 9, f, x, at_most=3).sum()
+
+    with pytest.raises(pw.PathwaysError, match=r"jax\.grad cannot look into pw\.until"):
+        pw.program(jax.grad(loss))(X)
+    with pytest.raises(pw.PathwaysError, match=r"jax\.vmap cannot look into pw\.until"):
+        pw.program(jax.vmap(loss))(np.stack([X, X]))
 
 
 @st.composite
