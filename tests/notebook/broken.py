@@ -38,6 +38,8 @@ PAGES = "tests/notebook/test_browser_lab.py::test_panel_and_pages_move_while_the
 FOLLOW = "extensions/labextensions/pathways-lab/static/follow.js"
 SIGHT = BROWSER + "test_run_all_shows_the_view_that_has_begun_unless_somebody_scrolls"
 STEPS = BROWSER + "test_two_steps_stand_still_and_all_of_them_are_saved"
+HEAT = "tests/notebook/test_heat.py::"
+THEME = BROWSER + "test_it_follows_the_theme"
 OUTSIDE = ' fetch("https://example.org/x").catch(() => 0);'
 
 
@@ -230,6 +232,25 @@ ALL = (
     Broken(
         "outside request of the side panel", PANEL,
         "this.running += 1;\n", "this.running += 1;" + OUTSIDE + "\n", PAGES,
+    ),
+    Broken(
+        "narrow: buttons are apart from each other", NOTEBOOK + "view/page.js",
+        "this.head.tools.append(this.reader, this.keep, this.other, this.pause);",
+        "this.head.root.append(this.reader, this.keep, this.other, this.pause);", THEME,
+    ),
+    Broken(
+        "narrow: moments on the axis lie on each other", NOTEBOOK + "draw/bokeh_figures.py",
+        "shown.xaxis.major_label_policy = NoOverlap(min_distance=8)", "pass", THEME,
+    ),
+    Broken(
+        "heat: hosts that are late are not on top", NOTEBOOK + "panels/heat.py",
+        "return not self.lost, -self.late,", "return not self.lost, 0.0,",
+        HEAT + "test_the_latest_host_is_on_top_then_those_that_compute_least",
+    ),
+    Broken(
+        "heat: the present is not in the strips", NOTEBOOK + "panels/heat.py",
+        "scene.heat.seconds(edges + origin, running)", "scene.heat.seconds(edges + origin)",
+        HEAT + "test_strips_are_what_devices_computed",
     ),
 )  # fmt: skip
 

@@ -422,6 +422,18 @@ def test_it_follows_the_theme(moving: Page, tmp_path: Path) -> None:
     page.page.set_viewport_size({"width": 760, "height": 900})
     until(lambda: page.source("islands-heads", "text") == ["island0", "island1"])
     page.screenshot(tmp_path / "narrow.png")
+    lines = page.page.evaluate(
+        "() => [...document.querySelectorAll('.pathways-lab-head .pathways-lab-button')]"
+        ".map(b => b.getBoundingClientRect().top)"
+    )
+    assert len(lines) > 4
+    assert len(set(lines)) == 1, "there is room for all buttons in a line of their own"
+    policies = page.page.evaluate(
+        "() => document.querySelector('.pathways-lab').pathwaysDocument.roots().flatMap(root =>"
+        " [...root.references()]).filter(model => model.formatter?.code)"
+        ".map(model => model.major_label_policy.type)"
+    )
+    assert set(policies) == {"NoOverlap"}, "moments on the axis do not lie on each other"
 
 
 CONTRAST = """() => {

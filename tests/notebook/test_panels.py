@@ -241,6 +241,15 @@ def test_labels_stand_only_on_bars_that_hold_them() -> None:
     assert not any(column(late, "queues-words", "text"))
 
 
+def test_a_bar_too_short_for_its_name_has_that_of_its_function() -> None:
+    cluster = Cluster(islands=1, devices=4)
+    for n in range(2):
+        cluster.gang(0, 1, n, "p", "backward123", "", n * 0.1, 0.09, 0.0)
+    plot = panel("queues", scene_at(cluster.records, 0.7), 0.7)
+    assert column(plot, "queues-words", "choices")[0] == ["backward123", "backward", ""]
+    assert column(plot, "queues-words", "text") == ["backward", "backward"]
+
+
 def test_more_devices_than_rows_share_rows_by_host() -> None:
     records = Cluster(islands=2, hosts=20, devices=4).records
     seen = rows(queries.machine(records))

@@ -33,6 +33,7 @@ from bokeh.models import (
     LinearAxis,
     LinearColorMapper,
     Node,
+    NoOverlap,
     PanTool,
     Range1d,
     WheelZoomTool,
@@ -141,6 +142,7 @@ class Figures:
         shown.xaxis.visible = last
         shown.xaxis.minor_tick_line_color = None
         shown.xaxis.formatter = CustomJSTickFormatter(code=TICK)
+        shown.xaxis.major_label_policy = NoOverlap(min_distance=8)  # a page may be narrow
         for axis, labels in (("rows", plot.rows), ("groups", plot.groups)):
             place: Any = shown.yaxis[0] if axis == "rows" else LinearAxis()
             self._axis(place, labels, bold=axis == "groups")

@@ -44,6 +44,7 @@ def plot(scene: Scene, now: float) -> Plot:
                 hover=HOVER,
                 kinds=WORK,
                 lined=True,
+                edged=True,  # most are shorter than a pixel
             ),
             Layer(CATALOGUE, DATA, scene.catalogue.columns()),
         ),

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathways_lab.notebook.scene.gang_number import number
-from pathways_lab.notebook.scene.palette import PAINTS, ink_on
+from pathways_lab.notebook.scene.palette import PAINTS, family, ink_on
 from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot, wide
 from pathways_lab.notebook.scene.row_layout import Rows, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
@@ -203,9 +203,14 @@ def _widest(room: NDArray[np.float64]) -> list[int]:
 
 def _named(words: list[tuple[str, float]]) -> dict[str, list[Any]]:
     """Words, each with the share of the width that it has room for: a page shows those that fit
-    there, a picture those that fit into its usual width."""
+    there, a picture those that fit into its usual width.  Where a name does not, its function's
+    may."""
+    choices = [list(dict.fromkeys((word, family(word), ""))) for word, _ in words]
     return {
-        "text": [word if wide(word, bold=True) + 6 < room * FRAME else "" for word, room in words],
+        "text": [
+            next(word for word in each if not word or wide(word, bold=True) + 6 < room * FRAME)
+            for each, (_, room) in zip(choices, words, strict=True)
+        ],
         "room": [0.97 * room for _, room in words],
-        "choices": [[word, ""] for word, _ in words],
+        "choices": choices,
     }

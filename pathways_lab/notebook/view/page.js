@@ -30,7 +30,8 @@ class Head {
     this.compiling = this.root.appendChild(element("span", "compiling"));
     this.behind = this.root.appendChild(element("span", "behind"));
     this.notes = this.root.appendChild(element("span", "notes"));
-    this.buttons = this.root.appendChild(element("span", "buttons"));
+    this.tools = this.root.appendChild(element("span", "tools"));
+    this.buttons = this.tools.appendChild(element("span", "buttons"));
     this.legend = element("div", "legend");
     this.advice = element("div", "advice");
     this.send = send;
@@ -137,7 +138,7 @@ class View {
     this.other = element("button", "button");
     this.other.title = "Show the last steps, or the whole window.";
     this.other.onclick = () => feed.act("window");
-    this.head.root.append(this.reader, this.keep, this.other, this.pause);
+    this.head.tools.append(this.reader, this.keep, this.other, this.pause);
     this.body = element("div", "body");
     this.body.setAttribute("role", "img");
     this.stretch = element("div", "stretch");
