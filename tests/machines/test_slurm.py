@@ -61,11 +61,12 @@ until(lambda: "n1" in [i.name for i in lab.islands])
 on["n1"].rebind()
 say("back", twice["n1"](np.arange(3.0)).result(), host("n1").name)
 begun = {island: call(np.zeros(3)) for island, call in slow.items()}
-time.sleep(0.5)
-cluster.scale(jobs=1)
-say("scaled", *(each.result() for each in begun.values()))
+cluster.adapt(minimum=1, maximum=2, interval="100ms", wait_count=1)
+say("in use", *(each.result() for each in begun.values()), len(lab.islands))
+del begun, value["n1"]
+on["n1"].release()
 until(lambda: len(lab.islands) == 1)
-say("one is left", lab)
+say("one is left", lab, twice["n2"](value["n2"]).result())
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -79,7 +80,7 @@ except pw.PathwaysError as error: say(error.failure.message)
 
 
 def test_the_lines_of_the_page_make_a_lab_of_jobs(slurm: Slurm) -> None:
-    """One job waits in the queue, one is cancelled, clusters are scaled, the kernel is killed."""
+    """One job waits, one is cancelled, one is not in use any more; the kernel is killed."""
     nodes = {node: slurm.machines[node] for node in slurm.nodes}
     before = {node: machine.files() for node, machine in nodes.items()}
     taken = slurm.run("sbatch", "-w", "n2", "--exclusive", "--wrap", "sleep 999").split()[-1]
@@ -97,8 +98,8 @@ def test_the_lines_of_the_page_make_a_lab_of_jobs(slurm: Slurm) -> None:
     assert "begun [3. 3. 3.]\n" in told
     assert re.search(r"lost: host n1/SLURMCluster-\d was lost: .*: its job \d+ was told to", told)
     assert "back [0. 2. 4.] n1/SLURMCluster-2\n" in told
-    assert "scaled [3. 3. 3.] [3. 3. 3.]\n" in told
-    assert "one is left <Lab kernel-1: 1 island, 1 device>\n" in told
+    assert "in use [3. 3. 3.] [3. 3. 3.] 2\n" in told
+    assert "one is left <Lab kernel-1: 1 island, 1 device> [0. 4. 8.]\n" in told
     assert "Traceback" not in told
     until(lambda: not slurm.run("squeue", "-h"), "the end of all jobs")
     for node in slurm.nodes:

@@ -92,6 +92,7 @@ class ControlPlugin(SchedulerPlugin):
         self.plain_collectives = plain_collectives
         self.pages = pages
         self._names: dict[str, str] = {}
+        self._in_use: frozenset[str] = frozenset()
         self._endings: set[asyncio.Future[None]] = set()
         self._door: Door | None = None
         self._closing = False
@@ -164,8 +165,15 @@ class ControlPlugin(SchedulerPlugin):
             with contextlib.suppress(ChildDied):  # the lab has ended before its cluster
                 self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
 
+    def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
+        """Workers that adaptive scaling may take: Dask sees no tasks where a lab has slices."""
+        return [worker for worker in workers if str(worker.name) not in self._in_use]
+
     def _wanted(self, scheduler: Any, report: dict[str, Any]) -> None:
-        """The control plane wants a device process ended or started: its worker can do it."""
+        """The control plane says what is in use, or wants a device process ended or started."""
+        if "in_use" in report:
+            self._in_use = frozenset(report["in_use"])
+            return
         for address, name in self._names.items():
             if name == report["worker"]:
                 doing = asyncio.ensure_future(

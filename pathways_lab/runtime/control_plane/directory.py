@@ -322,6 +322,11 @@ class Registry:
         if slices is not None:
             self.seats[name] = Seat(holder, slices)
 
+    def workers_in_use(self) -> frozenset[str]:
+        """The Dask workers on whose devices there are slices."""
+        hosts = {host for binding in self.bindings.values() for host in binding.hosts}
+        return frozenset(self.hosts[host].worker for host in hosts if host in self.hosts)
+
     def topology(self) -> dict[str, Any]:
         """Islands with their hosts, and the bound slices, for clients."""
         islands: dict[str, list[dict[str, Any]]] = {}

@@ -12,7 +12,7 @@ Paper: section 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure
@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 
 
 class Switchboard:
-    """The links of clients and hosts, by name."""
+    """The links of clients and hosts, by name.
+
+    used(workers): told of the Dask workers on whose devices there are slices, when these change.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self.used: Callable[[list[str]], object] = lambda workers: None
+        self._in_use: frozenset[str] = frozenset()
         self.clients: dict[str, Peer] = {}
         self.hosts: dict[str, Peer] = {}
 
@@ -85,8 +90,11 @@ class Switchboard:
         self.hosts.clear()
 
     def topology(self) -> None:
-        """Clients hear who is there."""
+        """Clients hear who is there, and Dask what is in use."""
         self.every_client("topology", self._registry.topology())
+        before, self._in_use = self._in_use, self._registry.workers_in_use()
+        if self._in_use != before:
+            self.used(sorted(self._in_use))
 
     def data_addresses(self) -> None:
         """Hosts hear where the others are."""

@@ -332,6 +332,7 @@ def main() -> None:
         silence=config["silence"],
     )
     plane.rim.registry.plain_collectives = config["plain_collectives"]
+    plane.rim.peers.used = lambda workers: child_process.report(in_use=workers)
     child_process.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     child_process.report(client_address=plane.client_address, host_address=plane.host_address)
     threading.Thread(target=_obey, args=(plane,), name="membership", daemon=True).start()
