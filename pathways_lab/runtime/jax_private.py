@@ -42,6 +42,7 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
+from jax.extend.core import ClosedJaxpr
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import mpmd as _mpmd
@@ -305,7 +306,7 @@ def _strictly(value: Any) -> Any:
         return (type(value), *map(_strictly, value))
     if isinstance(value, float | complex):
         return type(value), repr(value)
-    if isinstance(value, _core.ClosedJaxpr) and not value.consts:
+    if isinstance(value, ClosedJaxpr) and not value.consts:
         return _code(value.jaxpr)
     return type(value), value
 
