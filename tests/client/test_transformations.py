@@ -47,6 +47,7 @@ def test_around_what_is_called(fake: FakeLab, name: str, number: int, thing: str
     assert failure.message.startswith(f"{name} cannot look into {thing}")
     assert "one compiled function (pw.jit)" in failure.remedy
     assert (f"pw.jit({name}(f))" in failure.remedy) is name.startswith("jax.")
+    assert (f"pw.program({name}(f))" in failure.remedy) is (name in ("jax.grad", "jax.vmap"))
     assert failure.line.file == __file__
 
 
@@ -55,6 +56,8 @@ def test_the_remedy_does_work(fake: FakeLab) -> None:
     for function in (f, p.function):
         gradient = pw.jit(jax.grad(lambda x, g=function: g(x).sum()), on=f.slice)
         np.testing.assert_array_equal(gradient(X).result(), 2)
+        there = pw.program(jax.grad(lambda x, g=function: g(pw.device_put(x, f.slice)).sum()))
+        np.testing.assert_array_equal(there(X).result(), 2)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

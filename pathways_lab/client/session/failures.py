@@ -257,11 +257,14 @@ def in_transformation(
         thing = f"the program {program!r}, which is one run"
     elif node:
         thing = f"the compiled function {node!r}, which is one node"
-    public = transformation.startswith("jax.")
-    example = f": pw.jit({transformation}(f)), where f is plain Python"
+    remedy = _COMPILED
+    if transformation.startswith("jax."):
+        remedy += f": pw.jit({transformation}(f)), where f is plain Python"
+    if transformation in ("jax.grad", "jax.vmap"):
+        remedy += f"; or a program, pw.program({transformation}(f)), which looks into calls"
     return capture_failure(
         f"{transformation} cannot look into {thing}",
-        _COMPILED + (example if public else ""),
+        remedy,
         program=program,
         node=node,
     )
