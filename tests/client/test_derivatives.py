@@ -280,6 +280,14 @@ def test_a_batch_is_one_call(fake: FakeLab) -> None:
     assert sum(node.startswith("call") for node in nodes(step.ir())) == 4
 
 
+def test_jacobians_come_backward_and_not_forward(fake: FakeLab) -> None:
+    f = pw.jit(jnp.sin, on=fake.slice(1), name="f")
+    equal(pw.program(jax.jacrev(f))(X), np.diag(np.cos(X)))
+    for forward in (jax.jacfwd(f), lambda x: jax.jvp(f, (x,), (x,))):
+        with pytest.raises(pw.PathwaysError, match="forward mode"):
+            pw.program(forward)(X)
+
+
 def test_the_loop_of_until_has_no_gradient(fake: FakeLab) -> None:
     f = pw.jit(lambda x: x * 2, on=fake.slice(1), name="f")
 

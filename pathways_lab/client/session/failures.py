@@ -209,6 +209,12 @@ def _in_other_words(error: Exception) -> tuple[str, str]:
             "a value was formatted before it exists: values come after the run",
             "print it without a format, or after the program has returned its handles",
         )
+    if isinstance(error, TypeError) and "forward-mode" in text and "custom_vjp" in text:
+        return (
+            "jax.jvp cannot look into a compiled function: a call in a program has gradients"
+            " (jax.grad, jax.vjp, jax.jacrev), and no forward mode",
+            "put it inside one compiled function: pw.jit(lambda x, dx: jax.jvp(f, (x,), (dx,)))",
+        )
     if isinstance(error, ValueError) and "set_mesh" in text and "outside" in text:
         return (
             "a program cannot enter a mesh: jax.set_mesh stands inside of it",
