@@ -59,7 +59,8 @@ class WriteBehind:
         with self._changed:
             asked = [job for job in self._jobs if job.folder.is_relative_to(folder)]
             over = [job for job in asked if job.over]
-            self._jobs = [job for job in self._jobs if job not in over]
+            gone = set(over)
+            self._jobs = [job for job in self._jobs if job not in gone]
         for job in over:
             if job.error is not None:
                 raise job.error
