@@ -394,19 +394,19 @@ class _Placer:
         kinds = tuple(type_of(variable.aval) for variable in equation.outvars)
         self.count += 1
         on = self._where(equation, operands)
-        line = source_lines.of_node(equation)
         if on is not None:
-            operands = [self._brought(x, on, line) for x in operands]
+            operands = [self._brought(x, on, equation) for x in operands]
         operation = Waiting(self.count, equation, tuple(operands), kinds)
         if on is None:
             return [Part(operation, index) for index in range(len(kinds))]
         return list(self._made(operation, on))
 
-    def _brought(self, item: Any, on: Slice, line: Line) -> Any:
+    def _brought(self, item: Any, on: Slice, equation: Any) -> Any:
         """An operand; a single number that is elsewhere is moved."""
         if not _has_place(item) or item.slice is on:
             return item
         if (item, on) not in self.copies:
+            line = source_lines.of_node(equation)
             self.copies[item, on] = self._moved(item, Move(on, None), line)
         return self.copies[item, on]
 
