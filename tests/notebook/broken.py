@@ -240,7 +240,8 @@ ALL = (
     ),
     Broken(
         "narrow: moments on the axis lie on each other", NOTEBOOK + "draw/bokeh_figures.py",
-        "shown.xaxis.major_label_policy = NoOverlap(min_distance=8)", "pass", THEME,
+        "shown.xaxis.major_label_policy = NoOverlap(min_distance=8)", "pass",
+        "tests/notebook/test_live.py::test_moments_on_a_narrow_axis_do_not_lie_on_each_other",
     ),
     Broken(
         "heat: hosts that are late are not on top", NOTEBOOK + "panels/heat.py",

@@ -15,7 +15,7 @@ from ipykernel.compiler import XCachingCompiler, get_file_name
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Line
-from pathways_lab.notebook.draw.bokeh_figures import documented
+from pathways_lab.notebook.draw.bokeh_figures import documented, template
 from pathways_lab.notebook.kernel import host_output, line_index
 from pathways_lab.notebook.kernel.host_output import LINES, Pane
 from pathways_lab.notebook.panels import plots
@@ -344,6 +344,11 @@ def test_pictures_give_way_on_a_busy_machine() -> None:
     assert max(rests) < cpu_budget.LONGEST + cpu_budget.PATIENCE, (
         "what stands still seems to be broken"
     )
+
+
+def test_moments_on_a_narrow_axis_do_not_lie_on_each_other() -> None:
+    document = json.loads(template(plots((), Scene(0.0), 0.0)))
+    assert "NoOverlap" in json.dumps(document)
 
 
 def behind(seconds: float, spare: float, rate: int, fold: float, draw: float) -> list[float]:
