@@ -29,19 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import pathways_lab as pw
+from pathways_lab.timeline import waits
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Span
-from pathways_lab.timeline.waits import (
-    COMPILE,
-    DISPATCH,
-    INPUT,
-    MEMORY,
-    NOTHING,
-    ORDER,
-    RUNNING,
-    TRANSFER,
-    waits,
-)
 
 MEMORY_LIMIT = 24 << 20
 """Bytes of a device."""
@@ -94,14 +84,14 @@ class Runs:
         since = min(r.time for r in mine if isinstance(r, Event) and r.kind == "submitted")
         gangs = [r for r in mine if isinstance(r, Span) and r.kind == "gang"]
         last = max((g for g in gangs if g.island == "island1"), key=lambda g: g.start)
-        told = waits(records, since, last.start)
+        told = waits.waits(records, since, last.start)
         found: list[Told] = []
         for device in last.devices:
             sums: Told = {}
             for cause, start, end in told[Lane(last.island, last.host, device)]:
                 sums[cause] = sums.get(cause, 0.0) + end - start
             found.append(sums)
-        return min(found, key=lambda sums: sums.get(RUNNING, 0.0))
+        return min(found, key=lambda sums: sums.get(waits.RUNNING, 0.0))
 
     # --- each: what it injects, and how long, and the program that waited --------------------
 
@@ -111,7 +101,7 @@ class Runs:
         slow(self.x).block_until_ready()
         step = self.program(lambda v: self.least(slow(v)))
         step(self.x).block_until_ready()
-        return {INPUT: seconds}, step.name
+        return {waits.INPUT: seconds}, step.name
 
     def withheld(self, seconds: float) -> tuple[Told, str]:
         """Places that are granted late, since the devices would only wait: that is no dispatch."""
@@ -123,7 +113,7 @@ class Runs:
             step(self.x).block_until_ready()
         finally:
             self.lab.window = 0.1
-        return {INPUT: seconds}, step.name
+        return {waits.INPUT: seconds}, step.name
 
     def transfer(self, seconds: float) -> tuple[Told, str]:
         """An input that takes long to come."""
@@ -133,7 +123,7 @@ class Runs:
             step(self.x).block_until_ready()
         finally:
             self.lab.dcn()
-        return {TRANSFER: seconds}, step.name
+        return {waits.TRANSFER: seconds}, step.name
 
     def compile(self, seconds: float) -> tuple[Told, str]:
         """A function that nobody has compiled: how long that takes, compilers know."""
@@ -147,7 +137,7 @@ class Runs:
         of = pw.jit(long, on=self.right)
         step = self.program(lambda v: of(v))
         step(self.x).block_until_ready()
-        return {COMPILE: 0.1}, step.name
+        return {waits.COMPILE: 0.1}, step.name
 
     def order(self, seconds: float) -> tuple[Told, str]:
         """Another client has one of the devices."""
@@ -159,7 +149,7 @@ class Runs:
         step = self.program(lambda v: self.least(v))
         step(self.x).block_until_ready()
         busy.block_until_ready()
-        return {ORDER: seconds / 2}, step.name
+        return {waits.ORDER: seconds / 2}, step.name
 
     def behind(self, seconds: float) -> tuple[Told, str]:
         """One of the devices is another client's next, whose input is not there yet."""
@@ -173,7 +163,7 @@ class Runs:
         step = self.program(lambda v: self.least(v))
         step(self.x).block_until_ready()
         first.block_until_ready()
-        return {ORDER: seconds / 2}, step.name
+        return {waits.ORDER: seconds / 2}, step.name
 
     def memory(self, seconds: float) -> tuple[Told, str]:
         """Memory of one device that another client's run has, which computes elsewhere."""
@@ -193,7 +183,7 @@ class Runs:
             held.block_until_ready()
         finally:
             self.lab.window = 0.1
-        return {MEMORY: seconds / 2}, step.name
+        return {waits.MEMORY: seconds / 2}, step.name
 
     def launches(self) -> int:
         """How many computations of the other client have been launched."""
@@ -216,7 +206,9 @@ def wrong(runs: Runs, kind: str, seed: int) -> str:
     injected, program = getattr(runs, kind)(random.Random(seed).uniform(0.25, 0.6))
     told = runs.gap(program)
     short = [cause for cause, least in injected.items() if told.get(cause, 0.0) < least - LEAST]
-    may = {*injected, DISPATCH, NOTHING, RUNNING} | ({INPUT} if kind == "transfer" else set())
+    may = {*injected, waits.DISPATCH, waits.NOTHING, waits.RUNNING} | (
+        {waits.INPUT} if kind == "transfer" else set()
+    )
     false = [cause for cause, many in told.items() if many > LEAST and cause not in may]
     if short or false:
         return f"{kind} {seed}: injected {injected}, told {told}"
