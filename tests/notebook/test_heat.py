@@ -74,11 +74,11 @@ def test_strips_are_what_devices_computed() -> None:
     exact = utilisation([*known, *running], start, min(end, now))
     strips = boxes(plot)
     lengths = np.array(strips["right"]) - np.array(strips["left"])
-    for place, name in plot.groups.items():
-        row = min(plot.rows, key=lambda at: (at < place - 8, at))
+    islands = [at for at, label in plot.rows.items() if label == "40 hosts"]
+    for at, name in zip(islands, plot.groups.values(), strict=True):
         share = np.mean([busy for lane, busy in exact.items() if lane.island == name])
-        assert int(plot.readouts[row].split(" %")[0]) == pytest.approx(100 * share, abs=1)
-        own = np.isclose((np.array(strips["top"]) + np.array(strips["bottom"])) / 2, row)
+        assert int(plot.readouts[at].split(" %")[0]) == pytest.approx(100 * share, abs=1)
+        own = np.isclose((np.array(strips["top"]) + np.array(strips["bottom"])) / 2, at)
         area = float((lengths * strips["alpha"])[own].sum())
         assert area == pytest.approx(share * (min(end, now) - start), rel=0.2), "rounded up"
         assert area >= share * (min(end, now) - start) - 1e-6
@@ -108,7 +108,7 @@ def test_a_lost_host_is_worse_than_a_late_one() -> None:
 
 
 @pytest.mark.parametrize(("islands", "hosts", "strips"), [
-    (1, 256, STRIPS), (2, 128, STRIPS), (4, 64, STRIPS), (16, 16, STRIPS), (20, 8, 20),
+    (1, 256, STRIPS), (2, 128, STRIPS), (4, 64, STRIPS), (16, 16, 16), (20, 8, 20),
     (70, 1, STRIPS),
 ])  # fmt: skip
 def test_there_are_never_too_many_strips(islands: int, hosts: int, strips: int) -> None:

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from pathways_lab.notebook.scene import picture as picture_of
 from pathways_lab.notebook.scene.picture import Picture, Wanted
-from pathways_lab.notebook.view import live, view
+from pathways_lab.notebook.view import frozen, live, view
 from pathways_lab.notebook.view.frozen import LIMIT, Bundle
 from pathways_lab.notebook.view.stills import SHARE, Stills
 from pathways_lab.timeline.log import Timeline
@@ -70,7 +71,9 @@ def test_it_shows_what_is_shown_live() -> None:
     picture = Picture(log, Wanted(origin=0.0, since=0.0))
     picture.look(now)
     assert not picture.stands
-    data, metadata = picture.still()
+    made = picture.still()
+    assert made is not None
+    data, metadata = made
     facts = metadata["pathways_lab"]
     assert facts["seconds"] == now
     shown = sum(picture.scene.bars.columns()["count"])
@@ -86,7 +89,30 @@ def test_a_still_picture_of_very_many_bars_is_small_too() -> None:
     log = Timeline(clock=lambda: end)
     log.extend(cluster.records)
     picture = Picture(log, Wanted(origin=0.0, since=0.0))
-    assert sum(len(json.dumps(part)) for part in picture.still()) <= LIMIT
+    made = picture.still()
+    assert made is not None
+    assert sum(len(json.dumps(part)) for part in made) <= LIMIT
+
+
+def test_a_picture_that_moves_is_not_held_up_by_a_still_one_that_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To fold 2,048 devices anew until they fit takes ten seconds."""
+    now, records = 1.0, training(3)
+    log = Timeline(clock=lambda: now)
+    log.extend(record for record in records if arrival(record) <= now)
+    picture = Picture(log, Wanted(origin=0.0, since=0.0))
+    stills = Stills(picture)
+    picture.look(now)
+    monkeypatch.setattr(frozen, "LIMIT", 10_000)
+    monkeypatch.setattr(picture_of, "AGAIN", 100)
+    assert stills.take(now) is None
+    log.extend(record for record in records if arrival(record) > now)
+    now = 60.0
+    picture.look(now)
+    still = stills.take(now)
+    assert still is not None
+    assert still.stands, "when nothing moves there is time for it"
 
 
 class Handle:

@@ -25,13 +25,13 @@ from pathways_lab.notebook.scene.text import duration, nothing
 from pathways_lab.timeline.columns import Floats
 from pathways_lab.timeline.machine import HostSeen
 
-STRIPS = 32
+STRIPS = 24
 """Strips that are drawn at most."""
 
 EACH = 14
 """Pixels of a strip with its distance to the next one."""
 
-LEVELS = 10
+LEVELS = 8
 """Intensities that are told apart: neighbours of one are one box."""
 
 STEADY = 0.05
@@ -98,7 +98,7 @@ def plot(scene: Scene, now: float) -> Plot:
         height=max(44, round(EACH * (end + 0.6))),
         x=scene.range(now),
         y=(-0.6, end + 0.1),
-        layers=(Layer("heat-boxes", BOXES, boxes, hover=HOVER, lined=True),),
+        layers=(Layer("heat-boxes", BOXES, boxes, hover=HOVER),),
         time=True,
         rows=rows,
         groups=names,

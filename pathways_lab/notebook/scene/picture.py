@@ -35,7 +35,7 @@ from pathways_lab.notebook.scene.text import (
 )
 from pathways_lab.notebook.view.frozen import Bundle, freeze, still
 from pathways_lab.timeline.log import Timeline, items_within
-from pathways_lab.timeline.packed import Item, Packed, single
+from pathways_lab.timeline.packed import Item, Packed, single, size
 from pathways_lab.timeline.records import ENDS, Event, Sample
 from pathways_lab.timeline.waits import known_at, known_order
 
@@ -55,6 +55,9 @@ QUIET = 1.0
 FOLD = 1_000
 """Records that one look folds at most, some 25 ms of work: a picture that is behind moves on, and
 says so."""
+
+AGAIN = 20_000
+"""Records that are folded anew for a static picture of one that moves, at most: a second."""
 
 BEHIND = 0.5
 """Seconds of lag that are not told."""
@@ -345,14 +348,19 @@ class Picture:
             self.wanted.title, self.palette, self.notes(), scene.machine, scene.stepwise,
         )  # fmt: skip
 
-    def still(self) -> Bundle:
-        """The live picture as a static one."""
+    def still(self) -> Bundle | None:
+        """The live picture as a static one; None: it would be too large, and it moves, so that
+        there is no time to fold its records anew until it fits."""
         return self.present.once(("still", self.panels, self.wanted.title), self._still)
 
-    def _still(self, scene: Scene, at: float) -> Bundle:
+    def _still(self, scene: Scene, at: float) -> Bundle | None:
         at = at if scene.busy else min(at, max(scene.last, self.since) + QUIET)
         bundle = still(scene, at, self.panels, self.wanted.title, self.notes())
-        return bundle or self._frozen(scene, max(self.since, at - scene.window), at)
+        if bundle is not None:
+            return bundle
+        since = max(self.since, at - scene.window)
+        many = sum(map(size, items_within(self.timeline.items, since, at)))
+        return self._frozen(scene, since, at) if self.stands or many <= AGAIN else None
 
     def _until(self, items: Iterable[Item]) -> float:
         """When the last of the view's runs was over: the next cell's may have begun since."""

@@ -71,13 +71,16 @@ def freeze(
             machine=deepcopy(machine), stepwise=stepwise,
         )  # fmt: skip
         scene.add(known, end)
-        least = 0 if level == "island" else ENOUGH * len(scene.lanes.rows.labels)
+        coarsest = scene.rows.level == "island"
+        least = 0 if coarsest else ENOUGH * len(scene.lanes.rows.labels)
         for budget in (BUDGETS[0], *(each for each in BUDGETS[1:] if each >= least)):
             if scene.marks > 2 * budget or len(scene.bars) > budget:
                 scene.coarsen(budget)
             bundle = _bundle(scene, end, panels, title, notes)
             if _size(bundle) <= LIMIT:
                 return bundle
+        if coarsest:
+            break
     return bundle
 
 

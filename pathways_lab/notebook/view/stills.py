@@ -49,4 +49,4 @@ class Stills:
         bundle = picture.still()
         self._made, self._of = now, content
         self._rest = (self._used() - begun) / SHARE
-        return Still(stands, bundle)
+        return None if bundle is None else Still(stands, bundle)
