@@ -29,7 +29,6 @@ LIMIT = 2.0
 BULK = 4 << 20
 """Bytes whose way is timed."""
 WORD = 16
-PORTS = "open the ports of these machines to each other: docs/machines.md says who connects to whom"
 
 
 @dataclass(frozen=True)
@@ -293,6 +292,7 @@ def _alike(facts: list[Facts]) -> Iterator[Finding]:
 def _ways(client: Any, workers: Mapping[str, Facts]) -> Iterator[Finding]:
     """The scheduler's machine and every worker are reached from every worker and from here."""
     from pathways_lab.runtime.cluster import dask_private
+    from pathways_lab.runtime.cluster.scheduler_probe import PORTS
 
     word = secrets.token_bytes(WORD)
     at = dask_private.host_of_scheduler(client)

@@ -194,6 +194,10 @@ class Machines:
         """Two machines do not reach each other, until one of them is plugged in."""
         self._order("cut", self._numbers[one], self._numbers[other])
 
+    def wall(self, name: str, port: int) -> None:
+        """A firewall swallows what asks the machine for a connection at another port."""
+        self._order("wall", self._numbers[name], port)
+
     def kill(self, name: str) -> None:
         """See :meth:`Machine.kill`."""
         self._all[name].kill()

@@ -25,6 +25,7 @@ import time
 
 TUNSETIFF, TAP, BARE = 0x400454CA, 0x0002, 0x1000
 LONGEST = 65536
+TCP, SYN, ACK = 6, 2, 16
 BACKLOG = 0.5
 """Seconds of traffic that may stand before a slow link; more is lost."""
 
@@ -41,6 +42,15 @@ def tap(name: str) -> int:
     return descriptor
 
 
+def opens(frame: bytes, but: int) -> bool:
+    """Whether a frame asks for a TCP connection (IPv4) at another port than this one."""
+    ip = frame[14:]
+    if frame[12:14] != b"\x08\x00" or ip[9] != TCP:
+        return False
+    tcp = ip[4 * (ip[0] & 15) :]
+    return tcp[13] & (SYN | ACK) == SYN and int.from_bytes(tcp[2:4], "big") != but
+
+
 class Switch:
     """delay: seconds one way.  loss: the share of frames.  rate: bytes/s a machine; 0: any."""
 
@@ -50,6 +60,7 @@ class Switch:
         self._free: dict[int, float] = {}
         self._apart: set[frozenset[int]] = set()
         self._unplugged: set[int] = set()
+        self._walls: dict[int, int] = {}
         self._under_way: list[tuple[float, int, int, bytes]] = []
         self._count = 0
         self._luck = random.Random(1)
@@ -68,6 +79,9 @@ class Switch:
             self._apart = {pair for pair in self._apart if not pair & set(numbers)}
         elif order == "cut":
             self._apart.add(frozenset(numbers))
+        elif order == "wall":
+            machine, port = numbers
+            self._walls[machine] = port
 
     def run(self) -> None:
         """Until standard input ends."""
@@ -99,7 +113,8 @@ class Switch:
                 return
             targets = [frame[5]] if frame[5] in self._ends else [*self._ends]
             for target in targets:
-                if target != source and self._passes(source, target):
+                walled = target in self._walls and opens(frame, self._walls[target])
+                if target != source and not walled and self._passes(source, target):
                     self._send(source, target, frame)
 
     def _passes(self, source: int, target: int) -> bool:

@@ -176,6 +176,29 @@ def test_a_silent_machine_is_called_silent_when_the_lab_says_so(machines: Make) 
             assert int(re.search(r"^took (\d+)", lost, re.M)[1]) < 40
 
 
+WALLED = """
+import sys, time, pathways_lab as pw
+import distributed
+with distributed.Client(sys.argv[1]) as client: client.wait_for_workers(1)
+began = time.monotonic()
+try: pw.connect(sys.argv[1])
+except pw.PathwaysError as error: print(error)
+print("seconds", time.monotonic() - began)
+"""
+
+
+def test_a_closed_port_is_named_with_both_ends(machines: Make) -> None:
+    with group_of(machines(("sched", "one", "note")), "--host", "10.77.0.1") as group:
+        group.machines.wall("sched", 8786)
+        group.worker("one", "--devices", "1")
+        with group.client("note", WALLED) as client:
+            said = client.communicate()[0]
+    closed = r"one does not reach the lab's control plane at 10\.77\.0\.1, port \d+: nothing came"
+    assert re.search(closed, said), said
+    assert "open the ports of these machines to each other" in said
+    assert float(said.split("seconds ")[1]) < 20
+
+
 def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
     """Although the scheduler, which finds no route to elsewhere, calls itself what its name
     stands for on Debian; and the doctor names a way that is cut."""

@@ -27,6 +27,7 @@ from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS
 from pathways_lab.runtime.cluster.embedded import start_cluster
 from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
 from pathways_lab.runtime.cluster.membership import Islands
+from pathways_lab.runtime.cluster.scheduler_probe import Unreached, reach, unreached_of
 from pathways_lab.runtime.control_plane.directory import why_no_name
 from pathways_lab.runtime.processes import keeper, kept_labs
 from pathways_lab.runtime.processes.start_progress import Progress, Show
@@ -216,7 +217,10 @@ def connect(
         islands=islands,
     )
     try:
+        reach(control.address, "the lab's control plane")
         lab = _joined(control, name)
+    except Unreached as error:
+        raise failures.failure("refused", str(error), error.remedy) from error
     except OSError as error:
         raise failures.failure(
             "lost",
@@ -231,12 +235,23 @@ def connect(
         ) from error
     try:
         lab.session.connection.await_host(timeout or WORKER_SECONDS)
+        _check_ways(lab)
     except BaseException:
         lab.close()
         raise
     lab._target = None if isinstance(target, str | Path) and "://" not in str(target) else target
     labs._labs.append(lab)
     return lab
+
+
+def _check_ways(lab: Lab) -> None:
+    """Say which hosts this machine does not reach.  Raises PathwaysError when it is all of them."""
+    hosts = {host.name: host.data_address for island in lab.islands for host in island.hosts}
+    lost = unreached_of(hosts)
+    for error in lost:
+        hooks.line()(f"{error}; {error.remedy}")
+    if hosts and len(lost) == len(hosts):
+        raise failures.failure("refused", str(lost[0]), lost[0].remedy)
 
 
 def _joined(control: ControlAddress, name: str) -> Lab:

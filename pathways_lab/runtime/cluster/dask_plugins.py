@@ -48,6 +48,7 @@ from pathways_lab.runtime.cluster.device_supervisor import (
 )
 from pathways_lab.runtime.cluster.feed_worker import FEEDS
 from pathways_lab.runtime.cluster.membership import Islands, Place, devices_of, place_of
+from pathways_lab.runtime.cluster.scheduler_probe import Unreached, reach
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
 from pathways_lab.runtime.processes import job
 from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
@@ -379,6 +380,7 @@ class HostsPlugin(WorkerPlugin):
         self._folder = private_folder()
         try:
             configuration = self._configuration(worker)
+            await asyncio.to_thread(_reach_control, configuration["control"])
         except Exception as error:
             remove_folder(self._folder)
             self._left_out(worker, error)
@@ -495,6 +497,14 @@ def place_of_worker(worker: Any, islands: Islands = "machine") -> Place:
     """Host and island of a Dask worker; in its process."""
     resources = dask_private.resources_of(worker)
     return place_of(worker.name, resources, os.environ, socket.gethostname(), islands)
+
+
+def _reach_control(address: str) -> None:
+    """Raises ConnectionError; the device process would try for longer, and not say it so well."""
+    try:
+        reach(address, "the lab's control plane")
+    except Unreached as error:
+        raise ConnectionError(f"{error}; {error.remedy}") from None
 
 
 def _pems_of(worker: Any) -> dict[str, str]:

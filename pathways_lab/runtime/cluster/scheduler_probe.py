@@ -19,16 +19,18 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pathways_lab.runtime.processes.start_progress import Tell
+from pathways_lab.transport import addresses
 
 PATIENCE = 1.0
 """Seconds after which whoever waits is told for what."""
 REACH = 2.0
 """Seconds for a connection where nobody asked for a wait: a network answers in less."""
 _AGAIN = 0.1
+PORTS = "open the ports of these machines to each other: docs/machines.md says who connects to whom"
 
 
 class Unreached(OSError):
@@ -68,6 +70,45 @@ def unreached(error: OSError, host: str, port: int, at: str, seconds: float) -> 
         f"no way leads to {there}: {error.strerror or error}",
         "check the address, and this machine's network",
     )
+
+
+def reach(address: str, whose: str) -> None:
+    """Return when somebody takes a connection at a door of the lab.
+
+    whose: the door's owner, for the error.  Raises Unreached within :data:`REACH` seconds.
+    """
+    _, place = addresses.parse(address)
+    if isinstance(place, str):
+        return  # on this machine
+    host, port = place
+    try:
+        socket.create_connection((host, port), timeout=REACH).close()
+    except OSError as error:
+        why = str(error.strerror or error)
+        if isinstance(error, TimeoutError):
+            why = f"nothing came back for {REACH:g} s, as where a firewall swallows what comes"
+        here = socket.gethostname()
+        raise Unreached(
+            f"{here} does not reach {whose} at {host}, port {port}: {why}", PORTS
+        ) from None
+
+
+def unreached_of(doors: Mapping[str, str]) -> list[Unreached]:
+    """Those of these owners' doors at which nobody takes a connection; all tried at once."""
+    found: list[Unreached] = []
+
+    def one(whose: str, address: str) -> None:
+        try:
+            reach(address, whose)
+        except Unreached as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=one, args=each) for each in doors.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(found, key=str)
 
 
 def knock(address: str, security: Any, seconds: float, tell: Tell, wait: bool = False) -> None:
