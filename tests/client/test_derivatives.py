@@ -71,6 +71,22 @@ def test_a_loss_over_two_slices(fake: FakeLab) -> None:
     ]
 
 
+def test_the_order_of_microbatches_is_that_of_the_code(fake: FakeLab) -> None:
+    on = fake.slice(1)
+    call = pw.jit(lambda w, x: second(w, x), on=on, name="call")
+
+    @pw.program
+    def step(w: Any, xs: Any) -> Any:
+        pulls = [jax.vjp(lambda w, x=x: call(w, x), w)[1] for x in xs]
+        first, last = [pull(jnp.float32(1))[0] for pull in pulls]
+        return first + last
+
+    found = step(pw.device_put(W, on), (X, 2 * X))
+    equal(found, jax.grad(lambda w: second(w, X) + second(w, 2 * X))(W))
+    calls = [node.split(" on ")[0] for node in nodes(step.ir())][:4]
+    assert calls == ["call call", "call call", "call backward call", "call backward call"]
+
+
 def test_parameters_are_not_kept_a_second_time() -> None:
     w, x = jnp.ones(3), jnp.ones(3)
     result, pull = jax.vjp(lambda w, x: w * jnp.sin(x), w, x)
