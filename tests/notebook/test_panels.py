@@ -250,6 +250,17 @@ def test_a_bar_too_short_for_its_name_has_that_of_its_function() -> None:
     assert column(plot, "queues-words", "text") == ["backward", "backward"]
 
 
+def test_causes_of_hosts_that_share_a_row_are_named_once() -> None:
+    cluster = Cluster(islands=1, hosts=70, devices=1)
+    cluster.records.append(Event("submitted", 0.0, run=1, program="p", args={"plan": ""}))
+    cluster.gang(0, 1, 0, "p", "f", "", 0.0, 0.1, 0.0)
+    cluster.gang(0, 1, 1, "p", "f", "", 0.5, 0.1, 0.0)
+    scene, records = Scene(0.0), cluster.in_order()
+    for part in records[:-35], records[-35:]:  # not all hosts report at once
+        scene.add(part, 1.0)
+    assert len(column(panel("queues", scene, 1.0), "queues-causes", "text")) == 1
+
+
 def test_more_devices_than_rows_share_rows_by_host() -> None:
     records = Cluster(islands=2, hosts=20, devices=4).records
     seen = rows(queries.machine(records))

@@ -160,8 +160,8 @@ def _causes(scene: Scene, now: float, each: float) -> dict[str, list[Any]]:
     marks: dict[str, Any] = scene.waited.table.columns()
     left, right = np.maximum(marks["left"], start), np.minimum(marks["right"], end)
     room, kinds = (right - left) / (end - start), marks["kind"].astype(int)
-    fits = _widest(room * (each >= TALL))
     middle = (marks["top"] + marks["bottom"]) / 2
+    fits = _apart(_widest(room * (each >= TALL)), middle, (left - start) / (end - start))
     inward = np.where(kinds < len(WAITS) // 2, BESIDE, -BESIDE)
     return {
         "x": [float(left[n] + right[n]) / 2 for n in fits],
@@ -183,9 +183,7 @@ def _words(scene: Scene, bars: dict[str, Any], now: float) -> dict[str, list[Any
     thick = (bars["bottom"] - bars["top"]) > 0.5
     room = (right - left) / (end - start)
     fits = _widest(room * (thick & named[bars["what"]]))
-    # Where hosts share a row, bars of one gang may lie on each other: one label will do.
-    fits = [*{(float(bars["top"][n]), round(float(left[n] - start) * 90 / (end - start))): n
-              for n in fits}.values()]  # fmt: skip
+    fits = _apart(fits, bars["top"], (left - start) / (end - start))
     return {
         "x": [float(left[n] + right[n]) / 2 for n in fits],
         "y": [float(bars["top"][n] + bars["bottom"][n]) / 2 for n in fits],
@@ -199,6 +197,14 @@ def _widest(room: NDArray[np.float64]) -> list[int]:
     found = np.flatnonzero(room > LEAST)
     widest = found[np.argsort(-room[found], kind="stable")[:MOST_WORDS]]
     return sorted(widest.tolist())
+
+
+def _apart(fits: list[int], rows: NDArray[np.float64], begin: NDArray[np.float64]) -> list[int]:
+    """Where hosts share a row, what they have in common lies on each other: one label will do.
+
+    begin: where each begins, as a share of the width.
+    """
+    return [*{(float(rows[n]), round(90 * float(begin[n]))): n for n in fits}.values()]
 
 
 def _named(words: list[tuple[str, float]]) -> dict[str, list[Any]]:
