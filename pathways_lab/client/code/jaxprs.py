@@ -11,7 +11,7 @@ Paper: section 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +31,14 @@ def equations(jaxpr: Any) -> Iterator[Any]:
         yield equation
         for inner in jaxprs_in_params(equation.params):
             yield from equations(inner)
+
+
+def scan_sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried from turn to turn."""
+    if "num_consts" in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    fixed, carried, _ = parameters["ft_in"].unpack()  # since JAX 0.12
+    return len(fixed), len(carried)
 
 
 def calls_python(jaxpr: Any) -> bool:

@@ -186,7 +186,8 @@ class _Reader:
         """A scan, turn by turn."""
         params = equation.params
         inner, length = params["jaxpr"], params["length"]
-        first, then = params["num_consts"], params["num_consts"] + params["num_carry"]
+        first, count = jaxprs.scan_sizes(params)
+        then = first + count
         fixed, carried = operands[:first], operands[first:then]
         columns = [
             self._row(x, length, atom.aval)
@@ -198,9 +199,9 @@ class _Reader:
         for turn in reversed(turns) if params["reverse"] else turns:
             given = [*fixed, *carried, *(column[turn] for column in columns)]
             made = self.read(inner.jaxpr, constants, given, kind)
-            carried, rows[turn] = made[: params["num_carry"]], made[params["num_carry"] :]
-        count = len(equation.outvars) - len(carried)
-        return carried + [self._stacked([rows[turn][n] for turn in turns]) for n in range(count)]
+            carried, rows[turn] = made[:count], made[count:]
+        stacked = range(len(equation.outvars) - count)
+        return carried + [self._stacked([rows[turn][n] for turn in turns]) for n in stacked]
 
     def _row(self, value: Any, length: int, aval: Any) -> list[Any]:
         """The rows of an array, as the turns of a scan read them; a stack is not made for that."""
