@@ -35,7 +35,7 @@ SlurmdParameters=config_overrides
 SwitchType=switch/none
 MpiDefault=none
 AccountingStorageType=accounting_storage/none
-KillWait=10
+KillWait=15
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
 PartitionName=all Nodes=ALL Default=YES
 """

@@ -359,6 +359,7 @@ class HostsPlugin(WorkerPlugin):
         self.members = members
         self.failure: str | None = None
         self._notice = ""
+        self._ending = False
 
     async def setup(self, worker: Any) -> None:
         """Start the device process and wait until the control plane knows it.
@@ -405,6 +406,7 @@ class HostsPlugin(WorkerPlugin):
         """The worker ends, and with it the device process, which ends what it has begun first."""
         if self._process is None:
             return
+        self._ending = True
         try:
             lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
             why = self._notice or "its worker leaves"
@@ -427,6 +429,8 @@ class HostsPlugin(WorkerPlugin):
 
         def hear(number: int, frame: FrameType | None) -> None:
             self._notice = job.notice(os.environ, time.time())
+            if self._ending:
+                return  # Dask's command would cancel that, and wait for ever
             if callable(before):
                 before(number, frame)
             else:

@@ -32,8 +32,9 @@ MODULE = "pathways_lab.runtime.host.process"
 RETIRED = 71
 """Exit code of a device process that was sent away, and is not to be replaced."""
 _READY_SECONDS = 60.0
-PATIENCE = 10.0
-"""Seconds that a host of a worker which leaves may go on with what is admitted there."""
+PATIENCE = 25.0
+"""Seconds that a host of a worker which leaves may go on with what is admitted there: Slurm kills
+30 after it has told a job to end, where nobody has set another limit."""
 _FAREWELL = 1.0
 """Seconds that the end of a lab may take to reach its hosts."""
 _RESTARTS = 5

@@ -51,6 +51,8 @@ from pathways_lab.transport.tls import server_context
 
 _WORD_SECONDS = 1.0
 """When a host's link closes, its worker soon says why; for so long it is waited for that."""
+_NOTE_SECONDS = 0.2
+"""A host whose worker Dask has removed may be about to say why it leaves; Dask does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +161,16 @@ class ControlPlane:
     def _worker_leaves(self, worker: str, reason: str) -> None:
         for link in self.reactor.links:
             if isinstance(link.tag, HostSeen) and link.tag.worker == worker:
-                self.rim.host_leaves(link.tag.name, reason)
+                self.reactor.call_later(_NOTE_SECONDS, self._leaves, link, link.tag.name, reason)
                 self.reactor.call_later(PATIENCE, link.close, reason)
         for host, link in self._closing.items():
             if link.tag.worker == worker:
                 self.rim.host_lost(host, reason, link)
         self.rim.worker_left(worker)
+
+    def _leaves(self, link: Link, host: str, reason: str) -> None:
+        if self.rim.peers.is_current(host, link):
+            self.rim.host_leaves(host, reason)
 
     def _look(self) -> None:
         self.rim.look()
