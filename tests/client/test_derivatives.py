@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +40,13 @@ def equal(found: Any, expected: Any) -> None:
 
 
 def nodes(text: str) -> list[str]:
-    """The plan's nodes, without their types and lines."""
+    """The plan's nodes, without their values and lines."""
     plan = text.split("--- plan ---")[1]
-    return [line.split(" = ")[1].split(" (")[0].split("  #")[0] for line in plan.splitlines()
-            if " = " in line]  # fmt: skip
+    return [
+        re.split(r" \(| %|  #", line.split(" = ")[1])[0]
+        for line in plan.splitlines()
+        if " = " in line
+    ]
 
 
 def test_a_loss_over_two_slices(fake: FakeLab) -> None:
@@ -63,10 +67,10 @@ def test_a_loss_over_two_slices(fake: FakeLab) -> None:
     assert (of_w.slice, of_v.slice) == (left, right)
     assert nodes(step.ir()) == [
         "call first on slice s1",
-        "transfer %2",
+        "transfer",
         "call second on slice s2",
         "call backward second on slice s2",
-        "transfer %10",
+        "transfer",
         "call backward first on slice s1",
     ]
 
