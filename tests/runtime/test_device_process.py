@@ -54,7 +54,7 @@ def make(folder: Path, name: str, changes: list[str]) -> DeviceProcess:
 
     config = device_configuration(
         control="", key=b"k" * 32, data_key=b"d" * 32, name=name, island="i", devices=2,
-        platform="cpu", memory=None, data_listen=str(folder / "marker"),
+        platform="cpu", memory=None, data_listen=str(folder / "marker"), worker="w",
     )  # fmt: skip
     return DeviceProcess(config, folder, changed, module=FAKE)
 
@@ -155,7 +155,7 @@ def test_a_lost_lab_is_not_asked_whether_a_host_may_go(
     process = make(tmp_path, "i/stays", [])
     told.clear()
     process.retire(0.1, lab_lost=lab_lost)
-    assert told == ([] if lab_lost else [{"leave": "its worker leaves"}])
+    assert told == ([] if lab_lost else [{"leave": "Dask removed the worker w"}])
     assert not psutil.pid_exists(process.pid)
 
 

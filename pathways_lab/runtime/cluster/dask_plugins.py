@@ -409,7 +409,7 @@ class HostsPlugin(WorkerPlugin):
         self._ending = True
         try:
             lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
-            why = self._notice or "its worker leaves"
+            why = self._notice
             await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost, why=why)
         except RuntimeError:  # as above; the scheduler may be in this process, and waits for us
             self._process.close()

@@ -216,20 +216,20 @@ class DeviceProcess:
         """Start another incarnation, if none is started by itself any more."""
         self._revived.set()
 
-    def retire(
-        self, patience: float, lab_lost: bool = False, why: str = "its worker leaves"
-    ) -> None:
+    def retire(self, patience: float, lab_lost: bool = False, why: str = "") -> None:
         """Its worker leaves: let it end what it has begun.
 
         The control plane tells it when it may go.  patience: seconds, after which it is
-        ended all the same.  why: for clients who lose what is there.  lab_lost: the worker goes
-        because its Dask scheduler is gone, and with it the lab: the control plane ends everything
-        and says why, so nothing is asked of it here, nor waited for long.
+        ended all the same.  why: for clients who lose what is there; "": Dask takes the worker
+        away.  lab_lost: the worker goes because its Dask scheduler is gone, and with it the lab:
+        the control plane ends everything and says why, so nothing is asked of it here, nor waited
+        for long.
         """
         self._stop()
         with contextlib.suppress(ChildDied):  # it may have ended already
             if not lab_lost:
-                self._child.tell({"leave": why})
+                worker = self._configuration["worker"]
+                self._child.tell({"leave": why or f"Dask removed the worker {worker}"})
             self._thread.join(min(patience, _FAREWELL) if lab_lost else patience)
         self.close()
 
