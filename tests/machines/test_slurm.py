@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.cluster
 def slurm(machines: Make) -> Iterator[Slurm]:
     if reason := refusal():
         pytest.skip(reason)
-    pytest.importorskip("dask_jobqueue")
+    # Not imported here: that would take Ctrl-C away from all later tests of this process.
+    if importlib.util.find_spec("dask_jobqueue") is None:
+        pytest.skip("dask-jobqueue is not installed")
     group = machines(("login", "n1", "n2"))
     yield Slurm(group, "login", "n1", "n2", cpus=1, memory=1000)
     group.close()

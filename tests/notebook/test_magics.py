@@ -173,7 +173,6 @@ def test_operations_without_operands_go_where_the_option_says(shell: Shell) -> N
     [
         ("y = double(x)\nif y.sum() > 3:\n    z = 1", 3, ("depends on the value", "jax.lax.cond")),
         ("y = double(x)\nawait y", 3, ("cannot wait for a value", "another cell")),
-        ("q = jax.grad(lambda v: double(v).sum())(x)", 2, ("jax.grad", "pw.jit(jax.grad(f))")),
         ("y = double(\n", 2, ("SyntaxError", "never closed")),
         ("y = double(x)\nnp.asarray(y)", 3, ("NumPy was asked for the value",)),
     ],

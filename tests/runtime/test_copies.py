@@ -41,12 +41,11 @@ def copies_of(root: Child) -> list[dict[str, Any]]:
     return copies
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_they_go_when_the_root_is_killed(start: Start, how: int) -> None:
+def test_they_go_when_the_root_is_killed(start: Start) -> None:
     root = start(copies=3)
     pids = [copy["pid"] for copy in copies_of(root)]
     assert all(runs(pid) for pid in pids)
-    os.kill(root.pid, how)
+    os.kill(root.pid, signal.SIGKILL)
     assert gone(pids, 20.0) == []
 
 

@@ -98,9 +98,9 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     _, place = parse(settings["data_listen"])
     # Other hosts of the island reach this one where they reach its data address.
     interface = "127.0.0.1" if isinstance(place, str) else place[0]
-    devices = settings["devices"] or min(settings["processors"] or sys.maxsize, processors())
+    devices = settings["devices"] or min(settings.get("processors") or sys.maxsize, processors())
     return SpanningCpuRuntime(
-        settings["name"], folder, devices, settings["memory"], interface, room=settings["room"]
+        settings["name"], folder, devices, settings["memory"], interface, room=settings.get("room")
     )
 
 
