@@ -352,9 +352,18 @@ class Page:
     def legible(self) -> tuple[float, bool]:
         """The contrast of a saved picture's title, as the page paints it, and whether its ground
         is dark."""
+        from playwright.sync_api import Error
+
         picture = self.page.locator('.jp-OutputArea-output img[src^="data:image/svg"]').first
-        picture.scroll_into_view_if_needed()
-        shot = base64.b64encode(picture.screenshot()).decode()
+        # It may be drawn anew, as another element, between two looks at it.
+        for tries in range(3):
+            try:
+                picture.scroll_into_view_if_needed()
+                shot = base64.b64encode(picture.screenshot()).decode()
+                break
+            except Error:
+                if tries == 2:
+                    raise
         contrast, ground = self.page.evaluate(
             """async (shot) => {
               const image = new Image();
