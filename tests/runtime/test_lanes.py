@@ -182,6 +182,7 @@ def test_a_gang_begins_when_its_devices_are_free(lanes: Lanes, clock: Callable[[
     before = clock()
     lanes.put("a", first)
     lanes.put("b", second)
+    assert first.started.wait(10)
     assert second.started.wait(10)
     launched = clock()
     first.may_end.set()
