@@ -172,7 +172,7 @@ class Experts:
         )
         totals, of_parameters = _nothing(x, weights), []
         for n, number in enumerate(numbers):
-            own = [functools.partial(_taken, made[n, size][0]) for size in sizes]
+            own = [functools.partial(_same, made[n, size][0]) for size in sizes]
             nothing = functools.partial(_on_slice(_zeros, self._place(n)), parameters[n])
             of_parameters.append(decided(number, [nothing, *own]))
             added = [
@@ -207,11 +207,7 @@ def _each(
     }
 
 
-def _same(total: Any) -> Any:
-    return total
-
-
-def _taken(value: Any) -> Any:
+def _same(value: Any) -> Any:
     return value
 
 

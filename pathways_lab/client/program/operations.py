@@ -24,9 +24,8 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from pathways_lab.client.functions.jit import CompiledFunction, jit
-from pathways_lab.client.lab import slice_request
-from pathways_lab.client.program.calls import session_of, slice_of_call
+from pathways_lab.client.functions.jit import jit
+from pathways_lab.client.program import examined
 from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.session import Session
@@ -93,32 +92,21 @@ class Operations(Sequence[Operation], Tabled):
         return TextTable(rows, heads, "<>>><", caption)
 
 
+_ASKED = examined.Asked(
+    "lab.operations",
+    "function",
+    "operations are those of one gang",
+    "which would be gone after it was looked at",
+    "look at it",
+)
+
+
 def profiled(
     session: Session, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Operations:
     """Run a call once, and look at its operations."""
-    if isinstance(function, ProgramFunction):
-        raise failures.failure(
-            "refused",
-            f"{function!r} is a program, and operations are those of one gang",
-            "give lab.operations one of its compiled functions, with what that is called with",
-        )
-    function = slice_request.function("function", function)
-    if not isinstance(function, CompiledFunction):
-        function = CompiledFunction(function)
-    call = function.bind(args, kwargs)
-    place = slice_of_call(call)
-    if session_of(place) is not session:
-        what = f"{function.name!r} runs on slice {place.name} of another lab"
-        raise failures.failure("refused", what, "ask that one: its own lab.operations(...)")
-    if call.body.donated:
-        given = ", ".join(call.body.labels[number] for number in call.body.donated)
-        raise failures.failure(
-            "refused",
-            f"{function.name!r} donates {given}, which would be gone after it was looked at",
-            "look at it without donate_argnums: pw.jit(f, ...)",
-            node=function.name,
-        )
+    call, place = examined.bound(session, _ASKED, function, args, kwargs)
+    function = call.function
 
     def look(mark: Any, args: Any, kwargs: Any) -> Any:
         begun = _begin(mark, mesh=place.mesh)

@@ -25,10 +25,9 @@ from pathways_lab.client.chaos.fault_report import Check
 from pathways_lab.client.code.export import Executable
 from pathways_lab.client.functions.jit import BoundCall, CompiledFunction
 from pathways_lab.client.functions.traced_function import Body
-from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.client.program.calls import prepare_call, session_of, slice_of_call
-from pathways_lab.client.program.program import ProgramFunction
+from pathways_lab.client.program import examined
+from pathways_lab.client.program.calls import prepare_call, session_of
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.verify.device_check import Lab, Sums, Verification, devices_of, told
@@ -47,24 +46,22 @@ from pathways_lab.runtime import checksums
 _MOST = 16
 """Sets of devices on which a function is tried: each compiles it once more."""
 _ALONE = "lab.verify(), without a function, looks at each device alone"
+_ASKED = examined.Asked(
+    "lab.verify",
+    "step",
+    "its nodes run on slices of their own",
+    "and what is computed again must leave its inputs",
+    "verify it",
+)
 
 
 def replay(
     lab: Lab, step: Callable[..., Any], args: Sequence[Any], wait: bool | float
 ) -> Verification:
     """Have several sets of devices compute the same call, and compare."""
-    if isinstance(step, ProgramFunction):
-        raise failures.failure(
-            "refused",
-            f"{step!r} is a program, and its nodes run on slices of their own",
-            "give lab.verify one of its compiled functions, with what that is called with",
-        )
-    function = slice_request.function("step", step)
-    if not isinstance(function, CompiledFunction):
-        function = CompiledFunction(function)
-    call = function.bind(tuple(args), {})
-    place = slice_of_call(call)
-    _check(lab, call, place)
+    call, place = examined.bound(lab.session, _ASKED, step, args, {})
+    function = call.function
+    _check(call)
     home = place.binding.devices
     possible = sets_like(home, _islands_like(lab, place))
     replays = [Replay(home, None)]
@@ -86,20 +83,9 @@ def replay(
     return _verdict(lab, function.name, replays)
 
 
-def _check(lab: Lab, call: BoundCall, place: Slice) -> None:
-    """Raises PathwaysError for what cannot be computed twice, or not here."""
+def _check(call: BoundCall) -> None:
+    """Raises PathwaysError for what cannot be compared."""
     body, name = call.body, call.function.name
-    if session_of(place) is not lab.session:
-        what = f"{name!r} runs on slice {place.name} of another lab"
-        raise failures.failure("refused", what, "ask that one: its own lab.verify(...)")
-    if body.donated:
-        given = ", ".join(body.labels[number] for number in body.donated)
-        raise failures.failure(
-            "refused",
-            f"{name!r} donates {given}, and what is computed again must leave its inputs",
-            "verify it without donate_argnums: pw.jit(f, ...)",
-            node=name,
-        )
     if body.calls_python:
         raise failures.failure(
             "refused",
