@@ -18,7 +18,7 @@ the invariants of the core are checked after every event.
 take; here it is asked in this process, so a debugger stops in its ``choose``.
 ``Rules(ahead=0.001, least=1)`` has one gang granted at a time, so that every turn
 is contested.  ``script.policies`` has what was said about policies: the last one
-names FIFO, and why, when yours was removed.
+names ``ProportionalShare``, and why, when yours was removed.
 
 Rule for maintainers: only what a user's own test needs; helpers of our own
 tests live beside them.

@@ -18,6 +18,7 @@ Paper: section 2 (why gangs need one order), section 4.4.
 from __future__ import annotations
 
 from pathways_lab.core.messages import Grant
+from pathways_lab.core.scheduling.policies import FIFO
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.result import Simulated
 from pathways_lab.sim.simulate import Load, chain, simulate
@@ -49,7 +50,7 @@ def crossed(programs: int = 2, streams: int = 1, *, order: bool = False) -> Simu
         turn = seen.index(grant.run) - int(grant.host.rpartition("host")[2])
         return _LATE + 0.001 * (turn % programs)
 
-    return simulate(loads, machine, lag=None if order else lag)
+    return simulate(loads, machine, FIFO(), lag=None if order else lag)
 
 
 def table(most: int = 4) -> TextTable:

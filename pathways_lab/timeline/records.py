@@ -32,7 +32,7 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          ``launched`` (a gang was handed to its devices: it shows as open bar),
          ``policy`` (set, refused or removed; args policy and owner: in force
          now, message: why it was refused or removed), ``policy-late`` (it did
-         not answer in time: FIFO decides until it does),
+         not answer in time: the order of submission decides until it does),
          ``message`` (one wire message: args source, target, kind, bytes),
          ``output`` (text printed by user code on a host),
          ``leased``, ``lease-ended`` (an island is one client's own; args order),

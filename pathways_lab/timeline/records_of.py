@@ -351,7 +351,7 @@ def policy_told(command: m.PolicySet, time: float, registry: Registry) -> Event:
 
 
 def _policy_late(event: m.PolicyLate, registry: Registry) -> Event:
-    """The policy in force did not answer in time: FIFO decides until it does."""
+    """The policy in force did not answer in time: the order of submission decides until it does."""
     return Event("policy-late", event.time, args={"number": event.policy})
 
 

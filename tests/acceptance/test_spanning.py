@@ -126,7 +126,7 @@ def test_two_threads_and_two_processes_compete(lab: pw.Lab) -> None:
     """While the policy changes; ``python -m tests.acceptance.competing`` takes longer."""
     found = competing.run(20, lab=lab)
     assert found["right"] == found["wanted"] == 80
-    lab.policy = pw.FIFO()
+    lab.policy = pw.ProportionalShare()
 
 
 def coordination(lab: pw.Lab) -> list[psutil.Process]:

@@ -43,7 +43,7 @@ def test_who_was_invited_computes_and_decides_for_nobody_else(
         guest.lease("island0", order=False)
     with pytest.raises(pw.PathwaysError, match="only its owners make owners"):
         guest.invite(tmp_path / "more.json", owner=True)
-    assert isinstance(lab.policy, pw.FIFO)
+    assert lab.policy == pw.ProportionalShare()
     # What an owner's file holds and an invitation does not.
     lab.invite(tmp_path / "owner.json", owner=True)
     key = json.loads((tmp_path / "owner.json").read_text())["control"]["key"]

@@ -32,7 +32,7 @@ from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Layout, boxes
 from pathways_lab.core.program.program import Call, Plan, Value
-from pathways_lab.core.scheduling.policies import FIFO
+from pathways_lab.core.scheduling.policies import INITIAL
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.arrays import element_of, index
@@ -135,7 +135,7 @@ class FakeLab:
         hello = {
             "role": "control", "client": "kernel-1", "number": 1, "clock": 0.0,
             "data_key": key_of(KEY, 1), "emulated": False, "topology": self._topology(hosts),
-            "policy": {"policy": pack(FIFO()), "name": "FIFO", "owner": ""},
+            "policy": {"policy": pack(INITIAL), "name": "ProportionalShare", "owner": ""},
         }  # fmt: skip
         self.address = self._control.listen(f"unix:{folder}/control", KEY, hello)
         self.connection = Connection(self.address, KEY)

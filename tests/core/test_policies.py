@@ -18,7 +18,7 @@ from pathways_lab.core.scheduling.policies import (
     validate,
 )
 from pathways_lab.core.scheduling.rules import Rules
-from pathways_lab.core.scheduling.turns import AWAY, Usage
+from pathways_lab.core.scheduling.turns import AWAY, TRACE, Usage
 from pathways_lab.testing import Script, Sketch
 
 ONE = Rules(window=0.01, ahead=0.001, least=1)
@@ -152,10 +152,10 @@ def test_who_pauses_for_a_moment_is_not_new() -> None:
     usage.add("a", 3.0)
     usage.went("a", 5.0)
     usage.came("a", 5.0 + AWAY / 2)
-    assert usage.used == {"a": 3.0}
+    assert usage.used == {"a": TRACE + 3.0}
     usage.went("a", 6.0)
     usage.came("a", 6.0 + AWAY)
-    assert usage.used == {}, "who was away for longer is new, and so is everybody"
+    assert usage.used == {"b": TRACE}, "who was away for longer is new, and goes before others"
 
 
 def test_a_new_policy_forgets_what_was_used_before() -> None:
@@ -165,6 +165,16 @@ def test_a_new_policy_forgets_what_was_used_before() -> None:
     script.submit(plans[1], client="kernel-2")
     served(script, 100)
     script.send(PolicyChosen(script.time, "set", "kernel-1", ProportionalShare()))
+    for _ in range(60):
+        script.submit(plans[1], client="kernel-2")
+    spent = served(script, 40)
+    assert spent["kernel-1"] == pytest.approx(spent["kernel-2"], abs=0.03)
+
+
+def test_clients_share_equally_among_equal_priorities() -> None:
+    script, plans = crowd(Priority())
+    for _ in range(60):
+        script.submit(plans[0], client="kernel-1")
     for _ in range(60):
         script.submit(plans[1], client="kernel-2")
     spent = served(script, 40)
@@ -274,19 +284,19 @@ def test_a_bad_policy_is_not_installed(policy: Policy, words: str) -> None:
     script = Script()
     commands = script.send(PolicyChosen(0.0, "set", "kernel-1", policy))
     (answer,) = (c for c in commands if isinstance(c, PolicySet))
-    assert answer.name == "FIFO"
+    assert answer.name == "ProportionalShare"
     assert answer.failure is not None
     assert words in answer.failure.message
     assert answer.failure.remedy
 
 
-def test_a_policy_that_fails_at_work_is_removed_and_fifo_goes_on() -> None:
+def test_a_policy_that_fails_at_work_is_removed_and_equal_shares_go_on() -> None:
     script, plans = crowd(Fickle())
     script.pass_time(10.0)
     runs = [script.submit(plans[n % 2], client=f"kernel-{1 + n % 2}").run for n in range(6)]
     script.finish_all()
-    assert script.order == runs
-    assert [p.name for p in script.policies] == ["Fickle", "FIFO"]
+    assert sorted(script.order) == runs
+    assert [p.name for p in script.policies] == ["Fickle", "ProportionalShare"]
     assert "chose 12345" in script.policies[-1].failure.message  # type: ignore[union-attr]
 
 

@@ -122,11 +122,11 @@ def test_a_choice_that_is_not_eligible_removes_the_policy(run: int) -> None:
     first, second, third = lab.contested()
     commands = lab.answer(run)
     (told,) = (c for c in commands if isinstance(c, PolicySet))
-    assert (told.client, told.name, told.owner) == ("kernel-2", "FIFO", "")
+    assert (told.client, told.name, told.owner) == ("kernel-2", "ProportionalShare", "")
     assert f"policy Far chose {run}, which is none of the eligible runs ({second}, {third})" in str(
         told.failure
     )
-    assert lab.script.order == [first, second], "FIFO goes on"
+    assert lab.script.order == [first, second], "the order of submission goes on"
     lab.script.finish_all()
     assert lab.script.order == [first, second, third]
 

@@ -27,7 +27,7 @@ from pathways_lab.core.messages.elastic import (
     SuspendRequested,
 )
 from pathways_lab.core.program.program import Plan
-from pathways_lab.core.scheduling.policies import Priority
+from pathways_lab.core.scheduling.policies import INITIAL, Priority
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch
@@ -320,7 +320,7 @@ def test_only_owners_set_quotas_and_policies_and_switch_the_order_off() -> None:
         (refused,) = script.send(event)
         assert isinstance(refused, Refused)
         assert "guest is a client of this lab, and only its owners" in refused.failure.message
-    assert script.control.state.turns.fifo
+    assert script.control.state.turns.policy == INITIAL
     script.slice(2, client="guest")
     script.send(BuffersDropped(0.0, "drop", "guest", ()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -231,8 +232,14 @@ def beside(
     return script, train, token
 
 
-@pytest.mark.parametrize("client", [ME, "kernel-2"])
-@pytest.mark.parametrize("policy", [Priority(), ProportionalShare(), ShortestFirst()], ids=repr)
+@pytest.mark.parametrize(
+    ("policy", "client"),
+    [
+        *product([Priority(), ProportionalShare(by="program"), ShortestFirst()], [ME, "kernel-2"]),
+        (ProportionalShare(), "kernel-2"),
+    ],
+    ids=repr,
+)
 @pytest.mark.parametrize("seconds", [0.003, 0.005, 0.3])
 def test_where_two_want_the_same_devices_two_gangs_or_ten_milliseconds_are_ahead(
     policy: Policy, seconds: float, client: str
@@ -251,6 +258,50 @@ def test_where_two_want_the_same_devices_two_gangs_or_ten_milliseconds_are_ahead
         while run.run not in script.ended:
             script.finish_next(seconds)
             script.pass_time(seconds / 100)
+
+
+@pytest.mark.parametrize("policy", [None, Priority(), ProportionalShare()], ids=repr)
+def test_who_comes_later_waits_for_the_gangs_that_have_their_places_and_for_no_more(
+    policy: Policy | None,
+) -> None:
+    """Also where the gangs of the other client were never measured before."""
+    script = Script(policy=policy)
+    script.client("kernel-2")
+    train, token = one_gang(script, script.slice(4), "train"), script.slice(4, client="kernel-2")
+    runs = [script.submit(train).run for _ in range(40)]
+    script.finish_next(0.3)
+    script.pass_time(0.3)
+    run = script.submit(one_gang(script, token, "token", "kernel-2"), client="kernel-2").run
+    while run not in script.order:
+        script.finish_next(0.3)
+        script.pass_time(0.3)
+    assert len(script.order) <= 1 + 2 + 1, "one ended, one runs, one is ahead"
+    assert runs[3] not in script.order
+
+
+@pytest.mark.parametrize("policy", [Priority(), ProportionalShare()], ids=repr)
+def test_a_newcomer_is_next_also_when_others_used_less_than_was_thought(policy: Policy) -> None:
+    script = Script(policy=policy)
+    script.client("kernel-2")
+    train = measured(script, one_gang(script, script.slice(4), "train"), 0.3)
+    token = one_gang(script, script.slice(4, client="kernel-2"), "token", "kernel-2")
+    script.pass_time(2 * LATELY)
+    for _ in range(40):
+        script.submit(train)
+    run = script.submit(token, client="kernel-2").run
+    granted = len(script.order)
+    script.finish_next(0.2)
+    assert script.order[granted:] == [run]
+
+
+def test_under_fifo_who_comes_later_waits_for_all() -> None:
+    script = Script(policy=FIFO())
+    script.client("kernel-2")
+    train, token = one_gang(script, script.slice(4), "train"), script.slice(4, client="kernel-2")
+    runs = [script.submit(train).run for _ in range(40)]
+    run = script.submit(one_gang(script, token, "token", "kernel-2"), client="kernel-2").run
+    script.finish_all(0.3)
+    assert script.order == [*runs, run]
 
 
 def test_without_the_rule_as_much_is_ahead_as_of_who_is_alone() -> None:

@@ -22,7 +22,7 @@ from pathways_lab.core.program.bundles import APART, apart, arrays_of
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.lowering import lower
 from pathways_lab.core.program.program import Call, Line, Plan, Program, Signature, Value
-from pathways_lab.core.scheduling.policies import FIFO
+from pathways_lab.core.scheduling.policies import INITIAL
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.runtime.control_plane.directory import HostSeen
 from pathways_lab.runtime.control_plane.driver import Rim
@@ -335,7 +335,7 @@ class Lab:
         assert not registry.leases
         assert not self.rim.races
         assert len(registry.functions) == len(registry.blobs) == 2 * len(registry.devices) == 4
-        assert isinstance(registry.policy, FIFO)
+        assert registry.policy == INITIAL
         self.rim.diary.flush()
         for record in single(record_encoding.read_packed(bob.peer.records)):
             assert type(getattr(record, "node", "")) is str

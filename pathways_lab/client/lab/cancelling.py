@@ -97,10 +97,10 @@ class UnderWay:
             lab.window = 0.0
 
         A gang whose place is granted cannot be overtaken any more.  So this holds for a program
-        that is alone on its devices.  Where several (of other clients, names or priorities) have
-        asked for the same devices within a second, gangs of 2 ms or more among them, and the policy
-        is not FIFO, 10 ms of work or two gangs are granted, whichever is more: so long does a run
-        wait that the policy prefers.
+        that is alone on its devices.  Where several that the policy tells apart (equal shares:
+        clients; priorities: programs too) have asked for the same devices within a second, gangs of
+        2 ms or more among them, 10 ms of work or two gangs are granted, whichever is more: so long
+        does a run wait that the policy prefers.
         Until a gang of a function has ended on a slice, two of it have their places.  0: a
         gang has its place when its devices have nothing left to do, which costs them the time
         of a message between any two gangs.  A slice (``lab.slice(..., window=...)``) and a

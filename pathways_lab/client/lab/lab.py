@@ -126,8 +126,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
 
             lab.policy = pw.ProportionalShare({"ann": 1, "bob": 2})
 
-        One of ``pw.FIFO()`` (where a lab begins), ``pw.Priority()``,
-        ``pw.ProportionalShare(...)``, ``pw.ShortestFirst()``, or an object of
+        One of ``pw.ProportionalShare(...)`` (a lab begins with equal shares of all clients),
+        ``pw.FIFO()``, ``pw.Priority()``, ``pw.ShortestFirst()``, or an object of
         your own with ``choose(view)``, which is given a
         :class:`pathways_lab.PolicyView` and returns the ``run`` of one of
         ``view.candidates``.  Your object is copied to a process of its own; what
@@ -139,8 +139,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         PathwaysError when it is not, and then the one before stays.  One that
         fails later (it raises, names no candidate, takes longer than 0.4 s
         to choose) is removed at once, below the cell that set it you read why, and
-        FIFO goes on.  A choice that takes more than some 30 ms comes too late:
-        FIFO has made it.  Never up to a policy are the order inside of a run,
+        clients share equally again.  A choice that takes more than some 30 ms comes too late:
+        the order of submission has made it.  Never up to a policy are the order inside of a run,
         memory, and that a run may be overtaken 64 times between two of its windows and no more.
         """
         return self._policies.in_force

@@ -107,7 +107,7 @@ class Policies:
         self._told = fields
         if ours and packed is not None:
             failure = _with_text(unpack(Failure, packed))
-            what = f"{failure.message}; the policy was removed, and FIFO goes on"
+            what = f"{failure.message}; the policy was removed; clients share equally again"
             self._tell(dataclasses.replace(failure, message=what))
 
     def _tell(self, what: str | Failure) -> None:

@@ -29,7 +29,7 @@ from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.messages import HostJoined
 from pathways_lab.core.program.program import Call, Plan, Program, SliceId
-from pathways_lab.core.scheduling.policies import FIFO, Policy
+from pathways_lab.core.scheduling.policies import INITIAL, Policy
 from pathways_lab.core.slices.slices import ResourceManager
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.sim import machine as machines
@@ -327,7 +327,7 @@ def waits(found: Simulated) -> dict[str, float]:
 def compare_policies(
     work: Work | Load | Sequence[Load],
     machine: machines.Machine | None = None,
-    policies: Sequence[Policy] = (FIFO(),),
+    policies: Sequence[Policy] = (INITIAL,),
     seed: int = 0,
     *,
     times: Seconds | None = None,

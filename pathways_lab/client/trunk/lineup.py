@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.scheduling.policies import FIFO, Candidate, Policy, PolicyView, ask
+from pathways_lab.core.scheduling.policies import INITIAL, Candidate, Policy, PolicyView, ask
 from pathways_lab.core.scheduling.turns import HALF_LIFE, TICK, Usage
 
 
@@ -49,7 +49,7 @@ class Lineup:
     name: str
     most: int
     wait: float
-    policy: Policy = field(default_factory=FIFO)
+    policy: Policy = INITIAL
     removed: Failure | None = None
     _lines: dict[str, deque[Call]] = field(default_factory=dict)
     _usage: Usage = field(default_factory=Usage)

@@ -41,7 +41,7 @@ from pathways_lab.client.session.session import Session, buffer_of
 from pathways_lab.client.trunk.joined import CALL, PULL, Joined
 from pathways_lab.client.trunk.lineup import Call, Lineup
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.scheduling.policies import FIFO, Policy, validate
+from pathways_lab.core.scheduling.policies import INITIAL, Policy, validate
 
 AHEAD = 2
 """Gangs of a trunk that are under way at a time, if the last of them is full."""
@@ -211,7 +211,7 @@ class ServingTrunk(Trunk):
 
     def __repr__(self) -> str:
         removed = self._lineup.removed
-        told = f"; FIFO, for {removed.message}" if removed is not None else ""
+        told = f"; calls in order, for {removed.message}" if removed is not None else ""
         closed = ", closed" if self._closing else ""
         called = f"{self.calls.total():,} calls of {len(self.calls)} clients"
         return f"<trunk {self.name!r}{closed}: {called} in {self.gangs:,} gangs{told}>"
@@ -464,7 +464,7 @@ class Trunks:
         function = slice_request.function("function", function)
         if on is None:
             raise failures.failure("refused", "a trunk runs on a slice", "give on=lab.slice(...)")
-        chosen = FIFO() if policy is None else policy
+        chosen = INITIAL if policy is None else policy
         if (wrong := validate(chosen)) is not None:
             raise PathwaysError(wrong)
         lineup = Lineup(

@@ -238,7 +238,7 @@ class Grants:
         state = self.state
         if not (state.admission.kinds and (state.admission.changed or state.store.ledger.released)):
             return False
-        pick = None if state.turns.fifo else self._pick
+        pick = None if state.turns.in_order else self._pick
         quotas = state.quotas if state.quotas.on_bytes else None
         entry = state.admission.next(state.store.ledger, state.active, pick, quotas)
         if entry is None:
@@ -295,11 +295,11 @@ class Grants:
     def _ask(self, run: RunRecord, window: Window | None = None) -> None:
         """The run wants its devices, or gets them for a window.
 
-        Under FIFO nobody has a choice, so nothing is noted.
+        Where the order of submission decides, nothing is noted.
         """
         state, index = self.state, run.index
-        if not state.turns.fifo:
-            asker = run.client, index.plan.name, run.priority
+        if not state.turns.in_order:
+            asker = state.turns.asker(run)
             each = {s: cost // gangs for s, cost, gangs in window.slices} if window else {}
             for slice_id in index.plan.slices:
                 state.pace.ask(slice_id, asker, state.time, each.get(slice_id, 0))

@@ -73,7 +73,7 @@ LATELY = 1.0
 BRIEF = 2000
 """Device microseconds: a gang that takes less is brief."""
 Asker = tuple[str, str, int]
-"""Client, program and priority: by them policies tell runs apart."""
+"""Client, program and priority, as far as the policy in force tells runs apart by them."""
 NOBODY: tuple[float, Asker] = (float("-inf"), ("", "", 0))
 
 

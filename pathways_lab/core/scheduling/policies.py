@@ -148,7 +148,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FIFO:
-    """First submitted, first granted."""
+    """First submitted, first granted: a client waits for all that others submitted before it."""
 
     def choose(self, view: PolicyView) -> int:
         """See :class:`Policy`."""
@@ -157,11 +157,14 @@ class FIFO:
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """The highest priority first, then first submitted."""
+    """The highest priority first; clients share the devices equally among equal priorities."""
 
     def choose(self, view: PolicyView) -> int:
         """See :class:`Policy`."""
-        return min(view.candidates, key=lambda c: (-c.priority, c.order)).run
+        used = view.used
+        return min(
+            view.candidates, key=lambda c: (-c.priority, used.get(c.client, 0.0), c.order)
+        ).run
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +203,17 @@ class ProportionalShare:
     def choose(self, view: PolicyView) -> int:
         """See :class:`Policy`."""
         used = view.used if self.by == "client" else view.programs
+        return min(
+            view.candidates, key=lambda c: rank(self, c.client, c.program, c.order, used)
+        ).run
 
-        def rank(c: Candidate) -> tuple[float, int]:
-            name = c.client if self.by == "client" else c.program
-            return used.get(name, 0.0) / self.weights.get(name, 1.0), c.order
 
-        return min(view.candidates, key=rank).run
+def rank(
+    shares: ProportionalShare, client: str, program: str, order: int, used: Mapping[str, float]
+) -> tuple[float, int]:
+    """The run of the least rank goes first.  used: device seconds by name."""
+    name = client if shares.by == "client" else program
+    return used.get(name, 0.0) / shares.weights.get(name, 1.0), order
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +227,9 @@ class ShortestFirst:
 
 BuiltIn = FIFO | Priority | ProportionalShare | ShortestFirst
 """Policies that are part of the core, and travel as data."""
+
+INITIAL = ProportionalShare()
+"""The policy with which a lab begins: nobody waits for all that another client has submitted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,18 +25,21 @@ from types import MappingProxyType
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.functions import Functions
 from pathways_lab.core.program.program import SliceId
-from pathways_lab.core.scheduling.order import Lanes, Pace
+from pathways_lab.core.scheduling.order import Asker, Lanes, Pace
 from pathways_lab.core.scheduling.policies import (
     FIFO,
+    INITIAL,
     Candidate,
     PlaceView,
     Policy,
     PolicyView,
+    ProportionalShare,
     RemotePolicy,
     ask,
     ineligible,
     name_of,
     places,
+    rank,
 )
 from pathways_lab.core.scheduling.remote_policy import Questions
 from pathways_lab.core.scheduling.runs import RunRecord
@@ -48,14 +51,17 @@ TICK = 0.25
 AWAY = 1.0
 """Seconds without a run after which somebody who comes back is new."""
 
+TRACE = 1e-6
+"""Device seconds that somebody who had devices has used at least: a newcomer goes first."""
+
 
 @dataclass(slots=True)
 class Usage:
     """Device seconds by name, discounted with age.
 
-    A newcomer starts level with the others: earlier use counts for no client any
-    more.  Else the newcomer would have the devices for itself until it had used as
-    much as those that were alone before it.
+    A newcomer starts level with the others and goes first: of earlier use only a trace counts.
+    Else the newcomer would have the devices for itself until it had used as much as
+    those that were alone before it.
 
     used: what policies see.  runs: how many are not over.  left: when the last
     one was, of names without.
@@ -69,7 +75,7 @@ class Usage:
         """A run was submitted."""
         runs = self.runs.get(name, 0)
         if not runs and time - self.left.pop(name, -AWAY) >= AWAY:
-            self.used.clear()
+            self.used = dict.fromkeys(self.runs, TRACE)
         self.runs[name] = runs + 1
 
     def went(self, name: str, time: float) -> None:
@@ -81,7 +87,7 @@ class Usage:
 
     def add(self, name: str, seconds: float) -> None:
         """Somebody used devices; or less than was said, perhaps before all was forgotten."""
-        self.used[name] = max(0.0, self.used.get(name, 0.0) + seconds)
+        self.used[name] = max(TRACE, self.used.get(name, 0.0) + seconds)
 
     def discount(self, factor: float, time: float) -> None:
         """Earlier use counts less; use that counts nothing is forgotten."""
@@ -98,7 +104,7 @@ class Turns:
 
     overtaking: int | None
     functions: Functions
-    policy: Policy | RemotePolicy = field(default_factory=FIFO)
+    policy: Policy | RemotePolicy = INITIAL
     owner: str = ""
     removed: tuple[str, Failure] | None = None
     questions: Questions = field(default_factory=Questions)
@@ -107,9 +113,19 @@ class Turns:
     _discounted: float = 0.0
 
     @property
-    def fifo(self) -> bool:
-        """Whether nobody need be asked."""
-        return type(self.policy) is FIFO
+    def in_order(self) -> bool:
+        """Whether the order of submission decides, as with a single client: nobody is asked."""
+        policy = self.policy
+        if type(policy) is ProportionalShare and policy.by == "client":
+            return len(self.clients.runs) + len(self.clients.left) < 2
+        return type(policy) is FIFO
+
+    def asker(self, run: RunRecord) -> Asker:
+        """The asker of a run: the policy has no choice between runs of one asker."""
+        policy, client, program = self.policy, run.client, run.index.plan.name
+        if type(policy) is ProportionalShare:
+            return (client, "", 0) if policy.by == "client" else ("", program, 0)
+        return client, program, run.priority
 
     def install(self, policy: Policy | RemotePolicy, owner: str) -> None:
         """From now on this policy is asked, and nobody has used anything yet."""
@@ -119,9 +135,9 @@ class Turns:
         self.programs.used.clear()
 
     def remove(self, failure: Failure) -> None:
-        """The policy in force is none: FIFO takes over."""
+        """The policy in force is none: that with which labs begin takes over."""
         self.removed = self.owner, failure
-        self.install(FIFO(), "")
+        self.install(INITIAL, "")
 
     def answered(self, question: int, run: int) -> None:
         """The policy that runs elsewhere has chosen."""
@@ -179,8 +195,13 @@ class Turns:
         self, runs: list[RunRecord], cells_of: Mapping[SliceId, tuple[int, ...]], time: float
     ) -> RunRecord | None:
         """The policy's choice among *runs*; None while all of them wait for it."""
-        if self.fifo or len(runs) == 1:
+        if self.in_order or len(runs) == 1:
             return min(runs, key=_by_order)
+        policy = self.policy
+        if type(policy) is ProportionalShare:  # The least rank of all is the least of its group.
+            used = (self.clients if policy.by == "client" else self.programs).used
+            self._age(time)
+            return min(runs, key=lambda r: rank(policy, r.client, r.index.plan.name, r.order, used))
         for group in competing(runs, cells_of):
             chosen = group[0] if len(group) == 1 else self._decide(group, time)
             if chosen is not None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 from pathways_lab.core.messages import Run
 from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.program.wellformed import Types
-from pathways_lab.core.scheduling.policies import FIFO, Policy, RemotePolicy, name_of
+from pathways_lab.core.scheduling.policies import INITIAL, Policy, RemotePolicy, name_of
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.control_plane.used_numbers import Once
 from pathways_lab.transport.codec import Within, pack
@@ -194,7 +194,7 @@ class Registry:
     """By island: the client that has it for itself."""
     disorder: dict[str, float] = field(default_factory=dict)
     """By island that is leased without order: seconds after which a deadlock is ended."""
-    policy: Policy | RemotePolicy = field(default_factory=FIFO)
+    policy: Policy | RemotePolicy = INITIAL
     policy_owner: str = ""
     """The policy in force, and the client who set it."""
 

@@ -9,8 +9,8 @@ time, and ends the process by its id.
     tried --ready--> in force --failed, silent, gone, replaced--> ended
       \\--refused, silent, gone--> ended
 
-Two bounds: after :data:`PATIENCE` nobody waits for an answer any more (FIFO
-decides that turn); after :data:`CHOICE_SECONDS` the policy is removed.
+Two bounds: after :data:`PATIENCE` nobody waits for an answer any more (the order
+of submission decides that turn); after :data:`CHOICE_SECONDS` the policy is removed.
 
 Rule for maintainers: nothing is decided here, and nothing waits: processes are
 started and reaped in threads of their own.  Everything else happens in the
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MODULE = "pathways_lab.runtime.control_plane.policy_worker"
 PATIENCE = 0.03
-"""Seconds after which FIFO decides a turn that the policy was asked about."""
+"""Seconds after which the order of submission decides a turn that the policy was asked about."""
 _POLL_SECONDS = 0.2
 
 
