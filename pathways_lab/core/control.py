@@ -126,6 +126,14 @@ class Control:
         self.elastic = Elastic(self.state, self.clients)
         self.forgetting = Forgetting(self.state, self.clients)
         self._draining: set[SliceId] = set()
+        self._parts: tuple[Callable[[], bool], ...] = (
+            self.elastic.work,
+            self._drain_slices,
+            self._refuse_condemned,
+            self.bookings.work,
+            self.forgetting.work,
+            self.keeping.work,
+        )
         self._handlers: dict[type, Callable[[Any], None]] = {
             HostJoined: self._host_joined,
             HostLost: self._host_lost,
@@ -177,29 +185,22 @@ class Control:
         client = getattr(event, "client", None)
         if client is None or client in self.clients or isinstance(event, ClientJoined):
             self._handlers[type(event)](event)
-            self.grants.work()
-            if self.elastic.busy:
-                self.elastic.work()
-                self.grants.work()
-            if self._draining:
-                self._drain_slices()
-            if self.elastic.busy:
-                self.elastic.bind_drained()
-            if state.functions.refused:
-                self._refuse_condemned()
-                self.grants.work()
-            if self.bookings.moved and self.bookings.line:
-                self.bookings.serve()
-            if self.forgetting.busy:
-                self.forgetting.work()
-            if self.keeping.coming:
-                self.keeping.work()
-                self.grants.work()
+            self.settle()
             self.decisions.tell_policy()
         else:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")
             state.out.append(Refused(event.cause, client, f"client {client}", failure))
         return state.out
+
+    def settle(self) -> None:
+        """Let whatever has work do it, until nothing has.
+
+        Runs go first, and again after each part that did something; of the other parts the first
+        in their order.
+        """
+        self.grants.work()
+        while any(work() for work in self._parts):
+            self.grants.work()
 
     @property
     def due(self) -> float:
@@ -250,13 +251,14 @@ class Control:
         if event.host in self.state.resources.hosts:
             self._lose_host(event.host, event.reason)
 
-    def _refuse_condemned(self) -> None:
+    def _refuse_condemned(self) -> bool:
         """Fail the functions that no host will compile, as if their hosts had said so."""
         functions = self.state.functions
         refused, functions.refused = functions.refused, []
         for key in refused:
             failure = functions.condemned[key[0]]
             self.grants.compiled(key, failure.host, 0, failure)
+        return bool(refused)
 
     def _host_down(self, event: HostDown) -> None:
         if event.compiling:
@@ -417,9 +419,9 @@ class Control:
         self.cancelling.released(slice_id, resources.slices[slice_id].binding.client)
         self._draining.add(slice_id)
 
-    def _drain_slices(self) -> None:
-        """Released and lost slices end with their last run and buffer."""
-        state = self.state
+    def _drain_slices(self) -> bool:
+        """Released and lost slices end with their last run and buffer; whether one did."""
+        state, ended = self.state, False
         for slice_id in sorted(self._draining):
             record = state.resources.slices[slice_id]
             if record.state == "bound":  # again
@@ -429,12 +431,13 @@ class Control:
             if state.users.get(slice_id) or (named and record.state != "lost"):
                 continue
             if record.state == "lost" and not record.told:
-                record.told = True
+                record.told = ended = True
                 hosts = state.alive(record.hosts)
                 state.out.append(SliceWithdrawn(state.cause, hosts, slice_id))
             owner = self.clients.get(record.binding.client)
             if not named and (owner is None or slice_id not in owner.slices):
                 self._draining.discard(slice_id)
+                ended = True
                 hosts = () if record.told else state.alive(record.hosts)
                 state.out.append(SliceFreed(state.cause, hosts, slice_id))
                 state.resources.free(slice_id)
@@ -446,6 +449,7 @@ class Control:
                     for key in [k for k, i in client.plans.items() if slice_id in i.plan.slices]:
                         client.refuse(key, record.failure or released)
         state.divide()
+        return ended
 
     def _function_announced(self, event: FunctionAnnounced) -> None:
         failure = usable(self.state, event.client, self.clients[event.client], event.slice)

@@ -70,13 +70,15 @@ class Forgetting:
         self.plans = {key: runs for key, runs in self.plans.items() if key[0] != client}
         self.functions = {f: c for f, c in self.functions.items() if c != client}
 
-    def work(self) -> None:
-        """Forget what no run needs any more."""
+    def work(self) -> bool:
+        """Forget what no run needs any more; whether there was anything."""
+        if not self.busy:
+            return False
         state = self.state
         hosts: dict[str, None] = {}
         plans = [key for key, runs in self.plans.items() if self._over(runs)]
         if not plans and not self._news:
-            return
+            return False
         self._news = False
         for client, key in plans:
             del self.plans[client, key]
@@ -94,6 +96,7 @@ class Forgetting:
             keys = tuple([key for _, key in plans])
             there = state.alive(hosts)
             state.out.append(ProgramsForgotten(state.cause, there, keys, tuple(functions)))
+        return bool(plans or functions)
 
     def _over(self, runs: list[int]) -> bool:
         while runs and runs[-1] not in self.state.runs:

@@ -84,7 +84,7 @@ class Keeping:
             return "it is to be given to the client that has it"
         return self.sharing.give(event)
 
-    def work(self) -> None:
+    def work(self) -> bool:
         """Publish what is there now; of one name in the order in which it came."""
         waiting: set[str] = set()
         coming, self.coming = self.coming, []
@@ -96,6 +96,7 @@ class Keeping:
                 self.coming.append((event, missing))
             else:
                 self._answer(event, self.sharing.publish(event))
+        return len(self.coming) < len(coming)
 
     def unpublish(self, event: HandleUnpublished) -> None:
         """Take a name back: one's own, or as an owner that of a client that has left."""

@@ -244,28 +244,38 @@ class Elastic:
             or self.state.withheld
         )
 
-    def work(self) -> None:
-        """Go on with everything that waited for what has happened."""
-        self._forget_lost()
+    def work(self) -> bool:
+        """Go on with everything that waited for what has happened; whether anything did."""
+        if not self.busy:
+            return False
+        moved = self._forget_lost()
         for slice_id, waiting in list(self._parking.items()):
             if waiting is None and not self.state.active.get(slice_id):
                 hosts = self.state.resources.slices[slice_id].hosts
                 self._parking[slice_id] = set(hosts)
                 self.state.out.append(Park(self.state.cause, hosts, slice_id))
+                moved = True
             elif waiting is not None and not waiting:
                 self._parked(slice_id)
+                moved = True
         for slice_id, move in list(self._moves.items()):
             if not move.silent and not move.missing:
                 self._moved(slice_id)
+                moved = True
         for departure in list(self._departures):
-            self._depart(departure)
+            moved |= self._depart(departure)
         for wish in [w for w in self._wishes if not w.open]:
             self._wishes.remove(wish)
             self.state.out.append(Answer(self.state.cause, wish.client, wish.request, wish.lines))
+            moved = True
+        return self._bind_drained() or moved
 
-    def bind_drained(self) -> None:
-        """Lost slices of which nothing is left, and that are wanted again."""
-        state = self.state
+    # --- steps -----------------------------------------------------------------------------
+
+    def _bind_drained(self) -> bool:
+        """Lost slices of which nothing is left, and that are wanted again; whether one was bound,
+        or never will be."""
+        state, wanted = self.state, len(self._rebinds)
         for slice_id, event in list(self._rebinds.items()):
             record = state.resources.slices.get(slice_id)
             if record is None or record.state != "lost" or event.client not in self.clients:
@@ -286,16 +296,15 @@ class Elastic:
                 state.divide()
                 state.out.append(SliceBound(state.cause, event.client, found))
                 self._work_out_again(slice_id, found.hosts)
-
-    # --- steps -----------------------------------------------------------------------------
+        return len(self._rebinds) < wanted
 
     def _ended(self, slice_id: SliceId) -> None:
         """Nobody waits any more for other devices for this slice."""
         del self._rebinds[slice_id]
         self._tried.pop(slice_id, None)
 
-    def _forget_lost(self) -> None:
-        """Slices that were lost, or are no more, keep nobody waiting."""
+    def _forget_lost(self) -> bool:
+        """Slices that were lost, or are no more, keep nobody waiting; whether there were any."""
         slices = self.state.resources.slices
         withheld = self.state.withheld
         gone = {s for s in (*self._parking, *self._moves, *withheld) if s not in slices}
@@ -308,6 +317,7 @@ class Elastic:
             self._release(slice_id)
         for wish in self._wishes:
             wish.open -= gone
+        return bool(gone)
 
     def _withhold(self, slices: Iterable[SliceId]) -> None:
         """Runs that are not admitted yet wait from now on."""
@@ -405,8 +415,8 @@ class Elastic:
                         record.waiting.add(run.id)
                         run.pending += 1
 
-    def _depart(self, departure: _Departure) -> None:
-        """Hosts that leave are told to go when nothing runs on them.
+    def _depart(self, departure: _Departure) -> bool:
+        """Hosts that leave are told to go when nothing runs on them; whether something was done.
 
         They hand over what somebody waits for, so their slices are lost when they are gone.
         """
@@ -415,16 +425,19 @@ class Elastic:
         if departure.lines is None:
             slices = self._on(hosts)
             if any(state.active.get(s) for s in slices) or any(s in self._moves for s in slices):
-                return
+                return False
             told = {h for d in self._departures if d.lines is not None for h in d.event.hosts}
             departure.lines = tuple(self._described(s) for s in slices)
             if more := tuple(h for h in hosts if h not in told):
                 state.out.append(HostsLeft(state.cause, more, event.reason))
+            if hosts:
+                return True
         if hosts:
-            return
+            return False
         self._departures.remove(departure)
         if event.client is not None:
             state.out.append(Answer(state.cause, event.client, event.request, departure.lines))
+        return True
 
     # --- words -----------------------------------------------------------------------------
 

@@ -65,8 +65,10 @@ class Bookings:
             elif failure is not None:
                 self._refuse(event, failure)
 
-    def serve(self) -> None:
+    def work(self) -> bool:
         """Meet what can be met now, refuse what never will be, tell the others their places."""
+        if not (self.moved and self.line):
+            return False
         self.moved = False
         behind: set[str] = set()
         for event, _ in tuple(self.line.values()):
@@ -81,6 +83,7 @@ class Bookings:
             if failure is not None:
                 self._refuse(event, failure)
         self._tell()
+        return True
 
     def withdraw(self, client: str, slice_id: SliceId | None = None) -> bool:
         """A client waits no longer, for one slice or for any; False when it did not."""
