@@ -178,6 +178,18 @@ def as_bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+def rows_with_values(array: Array) -> tuple[int, int] | None:
+    """The first rows and the last ones are zeros, to the bit; None: it has no rows.
+
+    Returns where the others begin and end.
+    """
+    if not array.ndim or not array.size:
+        return None
+    bits = array.reshape(len(array), -1).view(np.uint8)
+    found = np.flatnonzero(bits.any(axis=1))
+    return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
+
+
 def from_bytes(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An array over received bytes.  Raises ValueError when their number is wrong."""
     wanted = math.prod(shape) * dtype.itemsize

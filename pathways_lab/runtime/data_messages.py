@@ -109,6 +109,7 @@ class Part(Plain):
     """A part of a transfer from another host, or why there will be none.
 
     source, target: device numbers.  box: what the buffer holds of the array.
+    rows: the buffer holds these rows of the box, from and to, and all others are zeros.
     sent: seconds on the control plane's clock.
     """
 
@@ -120,6 +121,7 @@ class Part(Plain):
     box: _Box = ()
     sent: float = 0.0
     failure: Failure | None = None
+    rows: tuple[Number, Number] | None = None
 
 
 @dataclass(frozen=True, slots=True)

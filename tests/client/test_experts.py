@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import pathways_lab as pw
 from tests.client.kit import FakeLab
 
-ROWS, WIDTH, COUNT = 12, 3, 4
+ROWS, WIDTH, COUNT, CUT = 12, 3, 4, 5
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,34 @@ def test_equal_to_the_dense_sum_with_gradients(fake: FakeLab, moe: Any, load: st
     assert [own["w"].slice for own in found[0][0]] == [*moe.on, moe.on[0]]
 
 
+def halves(value: Any) -> list[Any]:
+    return [value[:CUT], value[CUT:]]
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_rows_of_two_senders_are_one_batch_with_gradients(moe: Any, load: str) -> None:
+    parameters, x, weights = made(2)
+    choice = np.array(LOADS[load], np.int32)
+
+    def of_two(parameters: Any, xs: Any, weights: Any) -> Any:
+        ys = moe(parameters, xs, halves(choice), weights)
+        first, second = [(y**2).sum() for y in ys]
+        return first + pw.device_put(second, moe.on[0]), ys
+
+    def of_one(parameters: Any, x: Any, weights: Any) -> Any:
+        y = dense(parameters, x, choice, weights)
+        return (y**2).sum(), y
+
+    places = [moe.on[0], moe.on[1]]
+    xs, shares = pw.device_put((halves(x), halves(weights)), (places, places))
+    there = pw.program(jax.grad(of_two, (0, 1, 2), has_aux=True))
+    (experts, of_x, of_weights), ys = there(parameters, xs, shares)
+    assert [y.slice for y in ys] == [y.slice for y in of_x] == places
+    found = jax.device_get((experts, of_x, of_weights, ys))
+    (experts, *of_rows), y = jax.grad(of_one, (0, 1, 2), has_aux=True)(parameters, x, weights)
+    equal(found, (experts, *map(halves, of_rows), halves(y)))
+
+
 def test_nothing_runs_for_an_expert_that_no_row_reaches(fake: FakeLab) -> None:
     place = [fake.slice(1) for _ in range(3)]
     apart = pw.experts(ffn, on=place[1:], route=lambda x: (jnp.zeros((len(x), 1), int), x[:, :1]))
@@ -128,6 +156,12 @@ def test_sizes_that_do_not_hold_all_rows_are_refused(fake: FakeLab) -> None:
     )
     with pytest.raises(pw.PathwaysError, match="sizes end at 8, and one expert may get 12 rows"):
         small(parameters, pw.device_put(x, place))
+    x = pw.device_put(x, place)
+    for xs, more, text in (([], [], "an empty list"), ([x, x], [x], "list of 2 arrays, and an")):
+        with pytest.raises(pw.PathwaysError, match=text):
+            small(parameters, xs, *more)
+    with pytest.raises(pw.PathwaysError, match="are of different types"):
+        small(parameters, [x, pw.device_put(np.zeros((2, 9), np.float32), place)])
     with pytest.raises(pw.PathwaysError, match="is no list of slices"):
         pw.experts(ffn, on=[3], route=len)  # type: ignore[list-item,arg-type]
 

@@ -13,7 +13,8 @@ from pathways_lab.core.messages import Command, Event
 from pathways_lab.sim.world import World
 from pathways_lab.testing import Script, Sketch
 from pathways_lab.timeline.records import Span
-from tests.sim.generate import RandomClient, Shape, random_machine
+from tests.sim.drafts import Shape
+from tests.sim.generate import RandomClient, random_machine
 
 SHAPE = Shape(islands=2, clients=3, runs=10, reuse=0.4, lose=0.0, leave=0.3)
 

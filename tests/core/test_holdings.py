@@ -23,7 +23,8 @@ from pathways_lab.core.program.program import Line
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.sim.world import World
 from pathways_lab.testing import Script, Sketch
-from tests.sim.generate import RandomClient, Shape, random_machine
+from tests.sim.drafts import Shape
+from tests.sim.generate import RandomClient, random_machine
 
 ME, BOB = "kernel-1", "bob"
 NUMBER = 2 << 32 | 1

@@ -25,7 +25,7 @@ from pathways_lab.core.program.program import (
     Value,
 )
 from pathways_lab.testing import Sketch, replicated
-from tests.sim.generate import Shape, random_plan
+from tests.sim.drafts import Shape, random_plan
 
 CUT = Layout((("x", 2),), (("x",),))
 WHOLE = Layout((("x", 2),), ((),))

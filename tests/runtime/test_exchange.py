@@ -6,6 +6,7 @@ import gc
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,18 +91,21 @@ class Case:
         shape: tuple[int, ...],
         source: tuple[SliceBinding, Layout],
         target: tuple[SliceBinding, Layout],
+        trimmed: bool = False,
     ) -> None:
         self.benches = benches
         self.bindings = (source[0], target[0])
         self.values = tuple(
             with_bytes(shape, "float32", on.slice, where) for on, where in (source, target)
         )
-        self.node = Transfer(0, 1)
+        self.node = Transfer(0, 1, trimmed=trimmed)
         self.plan = Plan("p", "p", self.values, (), (), (), ())
         self.places: tuple[Place, ...] = tuple(
             benches[on.hosts[0]].runtime.open(on) for on in self.bindings
         )
-        self.data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        self.data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
+        if trimmed:
+            self.data[:2] = self.data[5:] = 0
         # Made by a computation, so that its memory is JAX's own.
         where = self.places[0].sharding(source[1])
         self.array = jax.jit(lambda x: x + 0, out_shardings=where)(jax.device_put(self.data, where))
@@ -242,6 +246,51 @@ def test_assembled_memory_is_used_again(benches: dict[str, Bench], wire: Wire) -
         gc.collect()
         jnp.zeros(()).block_until_ready()
         assert benches[FAR].exchange.memory.allocated == 512 * 128 * 4, turn
+
+
+@pytest.mark.parametrize("cut", [("a", None), (None, "a"), (None, None)])
+def test_rows_of_zeros_at_the_ends_do_not_travel(
+    benches: dict[str, Bench], wire: Wire, cut: tuple[str | None, str | None]
+) -> None:
+    """However both sides are sharded, in any order, also before the receiver is ready."""
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (2,), [0, 1], FAR)
+    for early in (False, True):
+        ends = (near, layout(near, None, "a")), (far, layout(far, *cut))
+        case = Case(benches, (8, 4), *ends, trimmed=True)
+        if not early:
+            case.receive()
+        case.send()
+        sent = sum(len(data) for _, _, buffers in wire.letters for data in buffers)
+        assert sent == benches[NEAR].sent.pop()[-1] == 3 * 4 * 4
+        wire.letters.reverse()
+        deliver(benches, wire)
+        if early:
+            case.receive()
+        arrived = benches[FAR].arrived.pop()
+        assert np.array_equal(np.asarray(arrived.payload), case.data)
+        assert arrived.nbytes == 3 * 4 * 4
+
+
+@pytest.mark.parametrize("rows", [(-1, 0), (0, 9), (2, 1)])
+def test_rows_outside_of_their_box_fail_the_transfer(
+    benches: dict[str, Bench], wire: Wire, rows: tuple[int, int]
+) -> None:
+    near, far = binding(1, (1,), [0], NEAR), binding(2, (1,), [0], FAR)
+    case = Case(
+        benches,
+        (8, 4),
+        (near, layout(near, None, None)),
+        (far, layout(far, None, None)),
+        trimmed=True,
+    )
+    case.receive()
+    case.send()
+    ((host, fields, _),) = wire.letters
+    exchange, part = benches[host].exchange, replace(unpack_fields(Part, fields), rows=rows)
+    exchange.submit(exchange.piece, part, memoryview(b""))
+    benches[host].settle()
+    (arrived,) = benches[FAR].arrived
+    assert "rows" in arrived.failure.message  # type: ignore[union-attr]
 
 
 def test_early_pieces_wait_for_their_grant_and_late_ones_are_thrown_away(

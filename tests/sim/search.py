@@ -4,7 +4,7 @@
 with every rule in force and checks after every event, and at the end, that
 
 * nothing is stuck: every run ended once, every handle resolved,
-* gangs that share a device began in one order on all hosts,
+* gangs that share a device began in one order on all hosts, and each one once,
 * nobody was overtaken more often than allowed,
 * memory was never over its limit, and no client's over its quota,
 * every handle that was resolved and is still kept has its value, and the right one,
@@ -47,10 +47,10 @@ from pathways_lab.core.scheduling.policies import Policy, RemotePolicy
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.sim.parts import made_of
 from pathways_lab.sim.world import World
+from tests.sim.drafts import Shape
 from tests.sim.elsewhere import Elsewhere
 from tests.sim.generate import (
     RandomClient,
-    Shape,
     random_machine,
     random_policy,
     uneven,
@@ -94,6 +94,12 @@ STRAIGHT = replace(STORM, straight=0.95, nodes=12, wide=0.0, memory=(60, 120))
 
 KEEPING = replace(STORM, stay=0.2)
 """The same where clients keep what they have made, and come back for it."""
+
+EXCHANGING = replace(
+    STORM, exchange=1.0, runs=20, slices=4, memory=(80, 160), cancel=0.002, fail=0.001, lose=0.3,
+    kill=0.0, release=0.0, lease=0.0, limit=0.0,
+)  # fmt: skip
+"""The same where programs send rows to experts, whose transfers overtake each other."""
 
 DECIDING = replace(
     STORM, decide=0.5, nodes=8, wide=0.0, memory=(30, 80), cancel=0.05, lose=0.3, release=0.0
@@ -152,6 +158,9 @@ def search(
     policy: Policy | RemotePolicy = chosen
     if not without and seed % 3 == 0:
         policy = Elsewhere(world, chosen, random.Random(seed + 2)).remote
+    if shape.exchange:
+        lateness = random.Random(seed + 4)
+        world.network.late = lambda source, target: lateness.expovariate(1 / 0.005)
     repeating = random.Random(seed + 3)
     if shape.repeat:
         world.repeats = lambda: repeating.random() < shape.repeat
@@ -187,7 +196,13 @@ def search(
     try:
         if world.agenda.run(calls=200_000) == 200_000:
             broken = "the simulation does not end"
-        broken = broken or _ended(world, clients) or _one_order(world) or _kept(world, clients)
+        broken = (
+            broken
+            or _ended(world, clients)
+            or _one_order(world)
+            or _twice(world)
+            or _kept(world, clients)
+        )
         broken = broken or _over_limit(world)
         if worst[0] > bound:
             broken = broken or f"a run was overtaken {worst[0]} times, {bound} are allowed"
@@ -313,6 +328,15 @@ def _one_order(world: World) -> str:
     return ""
 
 
+def _twice(world: World) -> str:
+    """No host launched a gang twice."""
+    for host in world.hosts.values():
+        gangs = [(run, step) for run, step, _ in host.launches]
+        if len(gangs) != len(set(gangs)):
+            return f"{host.name} launched a gang twice"
+    return ""
+
+
 def _over_limit(world: World) -> str:
     """No device ever held more than it has."""
     for host in world.hosts.values():
@@ -367,12 +391,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--without", choices=sorted(WITHOUT), default="")
+    parser.add_argument("--exchanges", action="store_true", help="of rows with experts, only")
     parser.add_argument("--keep-going", action="store_true", help="count all that break")
     chosen = parser.parse_args(arguments)
     outcomes: dict[str, int] = {}
     broken = runs = events = 0
     for seed in range(chosen.first, chosen.first + chosen.seeds):
-        verdict = search(seed, without=chosen.without)
+        shape = EXCHANGING if chosen.exchanges else None
+        verdict = search(seed, shape, without=chosen.without)
         runs += verdict.runs
         events += verdict.events
         for kind, count in verdict.outcomes.items():

@@ -10,7 +10,8 @@ from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.sim.world import World
 from pathways_lab.timeline.records import Span
 from tests.sim.chaos import Chaos
-from tests.sim.generate import RandomClient, Shape, random_machine, uneven
+from tests.sim.drafts import Shape
+from tests.sim.generate import RandomClient, random_machine, uneven
 from tests.sim.search import _empty, _ended, _kept, _one_order
 
 SHAPE = Shape(islands=2, hosts=2, clients=3, runs=10, memory=(40, 60), lose=0.0)

@@ -7,7 +7,9 @@ or lose rows.
 How: the program has each expert for a few numbers of rows, and the rows decide which of these runs:
 the smallest one that is large enough, or none.  All of it is nodes and transfers under conditions,
 so an expert that no row reaches runs nothing and gets nothing.  All rows leave before the first
-ones come back, so experts compute beside each other.
+ones come back, so experts compute beside each other.  Each sender puts its rows at their own places
+among zeros, which a trimmed transfer leaves out: so only rows travel, and the end of the transfer
+says that no more will come.
 
 Rule for maintainers: the sum over the experts goes by their numbers, never by who is first.
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,7 @@ import jax.numpy as jnp
 from pathways_lab.client.functions.jit import CompiledFunction, jit
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.branches import captured_in, decided, within
-from pathways_lab.client.program.primitives import beside_p
+from pathways_lab.client.program.primitives import Move, beside_p, move_p
 from pathways_lab.client.program.program import program
 from pathways_lab.client.session import failures
 
@@ -51,9 +53,12 @@ def experts(
     sizes: numbers of rows for which an expert is compiled; None: powers of two up to all rows.
 
     ``moe(parameters, x, *more)`` is the weighted sum of the experts' rows, ``[rows, any]``, where
-    ``x`` is; ``parameters`` is a list, by expert.  It has gradients by the parameters, ``x``
-    and the weights; backward, rows travel again.  An expert's rows are padded to the next of the
-    *sizes*; an expert that gets no row runs nothing, forward, and gets nothing.
+    ``x`` is; ``parameters`` is a list, by expert.  Rows on several slices are a list, and so are
+    the sums and each of *more*: ``moe(parameters, [x0, x1], [router0, router1])``.  An expert
+    begins when all rows for it are there.  It has gradients by the parameters, ``x`` and the
+    weights; backward, rows travel again.  Only rows travel; where an expert computes, they are
+    padded to the next of the *sizes*.  An expert that gets no row runs nothing, forward, and gets
+    nothing.
 
     Raises PathwaysError for sizes that do not hold all rows, and shapes that do not fit.
 
@@ -84,7 +89,7 @@ class Experts:
         self._sizes = None if sizes is None else tuple(sorted({int(n) for n in sizes}))
         self._name = getattr(function, "__name__", "expert")
         self._function = function
-        self._forward = jit(function, name=self._name)
+        self._forward = jit(_forwards(function), name=self._name)
         self._backward = jit(_gradients(function), name=f"backward {self._name}")
         self._alone = program(self._mixed, name=self._name)
 
@@ -101,95 +106,141 @@ class Experts:
         capture = captured_in("experts")
         assert capture is not None
         parameters, x, *more = jax.tree.map(capture.lift, args)
-        choice, weights = self._route(x, *more)
-        sizes = self._checked(x, choice, weights, len(parameters))
+        several = isinstance(x, list | tuple)
+        xs = list(x) if several else [x]
+        routed = self._routed(xs, more if several else [[value] for value in more])
+        sizes = self._checked(xs, routed, len(parameters))
         mix = jax.custom_vjp(lambda *args: self._there(sizes, *args)[0])
         mix.defvjp(functools.partial(self._there, sizes), functools.partial(self._back, sizes))
         # The router's own arrays may have no slice yet.
-        beside = [beside_p.bind(jnp.asarray(value), x) for value in (weights, choice)]
-        return mix(list(parameters), x, *beside)
+        choices, weights = (
+            [beside_p.bind(jnp.asarray(own), x) for own, x in zip(values, xs, strict=True)]
+            for values in zip(*routed, strict=True)
+        )
+        totals = mix(list(parameters), xs, weights, choices)
+        return totals if several else totals[0]
 
-    def _checked(self, x: Any, choice: Any, weights: Any, count: int) -> tuple[int, ...]:
+    def _routed(self, xs: Sequence[Any], more: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Choices and weights by sender.  more: by argument of the router and sender."""
+        for value in more:
+            if not isinstance(value, list | tuple) or len(value) != len(xs):
+                self._refuse(f"x is a list of {len(xs)} arrays, and an argument behind it is not")
+        if not xs:
+            self._refuse("x is an empty list, and a sender has rows")
+        return [self._route(x, *[value[s] for value in more]) for s, x in enumerate(xs)]
+
+    def _checked(
+        self, xs: Sequence[Any], routed: Sequence[tuple[Any, Any]], count: int
+    ) -> tuple[int, ...]:
         """Numbers of rows for which an expert is compiled.  Raises PathwaysError for shapes."""
-        wrong = ""
-        if x.ndim != 2:
-            wrong = f"x is {jax.typeof(x)}, and rows are an array of shape [rows, width]"
-        elif choice.ndim != 2 or choice.shape != weights.shape or choice.shape[0] != x.shape[0]:
-            wrong = (
-                f"route gives {jax.typeof(choice)} and {jax.typeof(weights)} for {x.shape[0]} rows,"
-                " not two arrays of shape [rows, k]"
-            )
-        elif not jnp.issubdtype(choice.dtype, jnp.integer):
-            wrong = f"route gives {jax.typeof(choice)}: numbers of experts are integers"
-        elif not count:
-            wrong = "there are no parameters, which are a list by expert"
-        elif self._sizes is not None and self._sizes[-1] < choice.size:
-            wrong = f"sizes end at {self._sizes[-1]}, and one expert may get {choice.size} rows"
-        if wrong:
-            raise failures.capture_failure(f"pw.experts of {self._name!r}: {wrong}", _REMEDY)
-        if self._sizes is not None:
-            return self._sizes
-        exponents = range((choice.size // (4 * count)).bit_length(), (choice.size - 1).bit_length())
-        return (*(1 << n for n in exponents), choice.size)
+        if not count:
+            self._refuse("there are no parameters, which are a list by expert")
+        pairs = 0
+        for x, (choice, weights) in zip(xs, routed, strict=True):
+            wrong = ""
+            if x.ndim != 2:
+                wrong = f"x is {jax.typeof(x)}, and rows are an array of shape [rows, width]"
+            elif (x.shape[1], x.dtype) != (xs[0].shape[1], xs[0].dtype):
+                wrong = f"rows of {jax.typeof(xs[0])} and {jax.typeof(x)} are of different types"
+            elif choice.ndim != 2 or choice.shape != weights.shape or len(choice) != len(x):
+                wrong = (
+                    f"route gives {jax.typeof(choice)} and {jax.typeof(weights)} for {len(x)} rows,"
+                    " not two arrays of shape [rows, k]"
+                )
+            elif not jnp.issubdtype(choice.dtype, jnp.integer):
+                wrong = f"route gives {jax.typeof(choice)}: numbers of experts are integers"
+            if wrong:
+                self._refuse(wrong)
+            pairs += choice.size
+        if self._sizes is None:
+            exponents = range((pairs // (4 * count)).bit_length(), (pairs - 1).bit_length())
+            return (*(1 << n for n in exponents), pairs)
+        if self._sizes[-1] < pairs:
+            self._refuse(f"sizes end at {self._sizes[-1]}, and one expert may get {pairs} rows")
+        return self._sizes
+
+    def _refuse(self, wrong: str) -> NoReturn:
+        remedy = "help(pw.experts) says which shapes it takes"
+        raise failures.capture_failure(f"pw.experts of {self._name!r}: {wrong}", remedy)
 
     def _there(self, sizes: tuple[int, ...], *args: Any) -> Any:
-        """The sum, and what the backward pass needs."""
-        parameters, x, weights, choice = args
-        row = jax.eval_shape(self._function, parameters[0], x)
-        order, parts, numbers, total = _arrange(
-            choice, count=len(parameters), sizes=sizes, width=row.shape[1], dtype=str(row.dtype)
-        )
-        sent = _each(numbers, sizes, lambda n, size: _send(x, order, parts[n], size=size))
-        came = _each(
-            numbers,
-            sizes,
-            lambda n, size: beside_p.bind(self._on(n)(parameters[n], sent[n, size]), x),
-        )
-        for n, number in enumerate(numbers):
-            added = [
-                functools.partial(_added, _add, came[n, size], weights, order, parts[n])
-                for size in sizes
-            ]
-            total = decided(number, [_same, *added], total)
-        return total, (parameters, x, weights, order, parts, numbers)
-
-    def _back(self, sizes: tuple[int, ...], saved: Any, of_sum: Any) -> Any:
-        """Gradients of parameters, rows and weights: rows travel again, with their gradients."""
-        parameters, x, weights, order, parts, numbers = saved
-        of_sum = beside_p.bind(of_sum, x)
+        """The sums, by sender, and what the backward pass needs."""
+        parameters, xs, weights, choices = args
+        row = jax.eval_shape(self._function, parameters[0], xs[0])
+        kind = {"count": len(parameters), "width": row.shape[1], "dtype": str(row.dtype)}
+        orders, counts, empty = zip(*[_count(choice, **kind) for choice in choices], strict=True)
+        # Each sender hears how many rows all of them have, and so where its own ones go.
+        shared = [_share([beside_p.bind(own, x) for own in counts], sizes=sizes) for x in xs]
+        numbers, shares = shared[0][0], [own for _, own in shared]
+        senders = [_Sender(*own) for own in zip(xs, weights, orders, shares, strict=True)]
         sent = _each(
             numbers,
             sizes,
-            lambda n, size: _send_back(x, of_sum, weights, order, parts[n], size=size),
-        )
-        made = _each(
-            numbers, sizes, lambda n, size: self._on(n, back=True)(parameters[n], *sent[n, size])
+            lambda n, size: [
+                self._to(n, _send(own.x, own.order, own.shares[n], sender=s, size=size))
+                for s, own in enumerate(senders)
+            ],
         )
         came = _each(
             numbers,
             sizes,
-            lambda n, size: [beside_p.bind(value, x) for value in made[n, size][1:]],
+            lambda n, size: _home(xs, self._on(n)(parameters[n], shares[0][n], sent[n, size])),
         )
-        totals, of_parameters = _nothing(x, weights), []
+        totals = _summed(_add, numbers, sizes, senders, came, list(empty))
+        return totals, (parameters, numbers, senders)
+
+    def _back(self, sizes: tuple[int, ...], saved: Any, of_sums: Any) -> Any:
+        """Gradients of parameters, rows and weights: rows travel again, with their gradients."""
+        parameters, numbers, senders = saved
+        xs, shares = [own.x for own in senders], senders[0].shares
+        of_sums = [beside_p.bind(own, x) for own, x in zip(of_sums, xs, strict=True)]
+        sent = _each(
+            numbers,
+            sizes,
+            lambda n, size: [
+                self._to(n, _send_back(*own[:3], own.shares[n], of_sum, sender=s, size=size))
+                for s, (own, of_sum) in enumerate(zip(senders, of_sums, strict=True))
+            ],
+        )
+        made = _each(
+            numbers,
+            sizes,
+            lambda n, size: self._on(n, back=True)(parameters[n], shares[n], sent[n, size]),
+        )
+        came = _each(numbers, sizes, lambda n, size: _home(xs, made[n, size][1]))
+        of_parameters = []
         for n, number in enumerate(numbers):
             own = [functools.partial(_same, made[n, size][0]) for size in sizes]
             nothing = functools.partial(_on_slice(_zeros, self._place(n)), parameters[n])
             of_parameters.append(decided(number, [nothing, *own]))
-            added = [
-                functools.partial(_added, _add_back, *came[n, size], order, parts[n])
-                for size in sizes
-            ]
-            totals = decided(number, [_same, *added], totals)
-        return of_parameters, *totals, None
+        totals = [_nothing(own.x, own.weights) for own in senders]
+        totals = _summed(_add_back, numbers, sizes, senders, came, totals)
+        of_xs, of_weights = zip(*totals, strict=True)
+        return of_parameters, list(of_xs), list(of_weights), None
 
     def _place(self, n: int) -> Slice:
         return self.on[n % len(self.on)]
+
+    def _to(self, n: int, rows: Any) -> Any:
+        """Arrays of an expert's size, on its slice: only rows with values travel."""
+        move = Move(self._place(n), trimmed=True)
+        return jax.tree.map(lambda array: move_p.bind(array, move=move), rows)
 
     def _on(self, n: int, *, back: bool = False) -> CompiledFunction:
         return _on_slice(self._backward if back else self._forward, self._place(n))
 
 
-_REMEDY = "help(pw.experts) says which shapes it takes"
+class _Sender(NamedTuple):
+    """A slice with rows.  order: its pairs of a row and an expert, in the order of the experts.
+
+    shares: by expert, for each sender: where its pairs begin in its order, where they begin among
+        the expert's rows, and how many there are.
+    """
+
+    x: Any
+    weights: Any
+    order: Any
+    shares: Sequence[Any]
 
 
 def _on_slice(function: CompiledFunction, place: Slice) -> CompiledFunction:
@@ -207,84 +258,146 @@ def _each(
     }
 
 
+def _home(xs: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+    """Results of an expert, by sender, on its slice."""
+    return [
+        jax.tree.map(lambda array, x=x: beside_p.bind(array, x, trimmed=True), own)
+        for x, own in zip(xs, made, strict=True)
+    ]
+
+
+def _summed(
+    add: CompiledFunction,
+    numbers: Sequence[Any],
+    sizes: Sequence[int],
+    senders: Sequence[_Sender],
+    came: dict[tuple[int, int], Any],
+    totals: list[Any],
+) -> list[Any]:
+    """The totals by sender, with all that came; expert after expert."""
+
+    def added(n: int, size: int, totals: list[Any]) -> list[Any]:
+        return [
+            add(total, came[n, size][s], own.weights, own.order, own.shares[n], sender=s)
+            for s, (own, total) in enumerate(zip(senders, totals, strict=True))
+        ]
+
+    for n, number in enumerate(numbers):
+        branches = [functools.partial(added, n, size) for size in sizes]
+        totals = decided(number, [_same, *branches], totals)
+    return totals
+
+
 def _same(value: Any) -> Any:
     return value
-
-
-def _added(add: Callable[..., Any], *values_and_total: Any) -> Any:
-    *values, total = values_and_total
-    return add(total, *values)
 
 
 # --- compiled functions -------------------------------------------------------------------------
 
 
-def _arranged(choice: Any, *, count: int, sizes: tuple[int, ...], width: int, dtype: str) -> Any:
-    """Pairs of a row and an expert in the order of the experts; by expert, where its pairs begin
-    and how many it has; by expert, the number of its size, 0 for no row; and an empty sum.
-    """
+def _counted(choice: Any, *, count: int, width: int, dtype: str) -> Any:
+    """Pairs of a row and an expert in the order of the experts; how many each has; an empty sum."""
     flat = choice.reshape(-1)
-    counts = jnp.bincount(flat, length=count).astype(jnp.int32)
-    begins = jnp.cumsum(counts) - counts
-    number = jnp.searchsorted(jnp.asarray((0, *sizes)), counts).astype(jnp.int32)
     return (
         jnp.argsort(flat, stable=True).astype(jnp.int32),
-        [jnp.stack([begins[n], counts[n]]) for n in range(count)],
-        [number[n] for n in range(count)],
+        jnp.bincount(flat, length=count).astype(jnp.int32),
         jnp.zeros((choice.shape[0], width), dtype),
     )
 
 
-def _pairs(order: Any, part: Any, size: int) -> tuple[Any, Any]:
-    """The numbers of an expert's pairs, the last one as often as there is room; and which of them
-    count.  So padding is a row that the expert knows, and nothing becomes infinite for it.
-    """
-    begin, count = part
-    at = jnp.arange(size)
-    return order[begin + jnp.minimum(at, count - 1)], (at < count)[:, None]
+def _shared(counts: Any, *, sizes: tuple[int, ...]) -> Any:
+    """By expert the number of its size, 0 for no row; and the shares of all senders in it."""
+    table = jnp.stack(counts)
+    begins, offsets = (jnp.cumsum(table, axis=axis) - table for axis in (1, 0))
+    number = jnp.searchsorted(jnp.asarray((0, *sizes)), table.sum(axis=0)).astype(jnp.int32)
+    shares = jnp.stack([begins, offsets, table], axis=-1).astype(jnp.int32)
+    experts = range(table.shape[1])
+    return [number[n] for n in experts], [shares[:, n] for n in experts]
 
 
-def _sent(x: Any, order: Any, part: Any, *, size: int) -> Any:
-    pairs, _ = _pairs(order, part, size)
-    return x[pairs // (len(order) // len(x))]
+def _pairs(order: Any, share: Any, sender: int, size: int) -> tuple[Any, Any]:
+    """A sender's pairs at the places of an expert's rows, and which of these are its own."""
+    begin, offset, count = share[sender]
+    at = jnp.arange(size) - offset
+    own = (at >= 0) & (at < count)
+    return order[begin + jnp.clip(at, 0, jnp.maximum(count - 1, 0))], own[:, None]
 
 
-def _sent_back(x: Any, of_sum: Any, weights: Any, order: Any, part: Any, *, size: int) -> Any:
-    pairs, counts = _pairs(order, part, size)
+def _sent(x: Any, order: Any, share: Any, *, sender: int, size: int) -> Any:
+    pairs, own = _pairs(order, share, sender, size)
+    return jnp.where(own, x[pairs // (len(order) // len(x))], 0)
+
+
+def _sent_back(
+    x: Any, weights: Any, order: Any, share: Any, of_sum: Any, *, sender: int, size: int
+) -> Any:
+    pairs, own = _pairs(order, share, sender, size)
     rows = pairs // weights.shape[1]
-    return x[rows], of_sum[rows], jnp.where(counts, weights.reshape(-1, 1)[pairs], 0)
+    sent = x[rows], of_sum[rows], weights.reshape(-1, 1)[pairs]
+    return tuple(jnp.where(own, value, 0) for value in sent)
 
 
-def _sum_with(total: Any, came: Any, weights: Any, order: Any, part: Any) -> Any:
-    pairs, counts = _pairs(order, part, len(came))
-    weighted = came * weights.reshape(-1, 1)[pairs].astype(came.dtype)
-    return total.at[pairs // weights.shape[1]].add(jnp.where(counts, weighted, 0))
+def _joined(share: Any, sent: Sequence[Any]) -> Any:
+    """An expert's rows, of all senders, the last one as often as there is room: so padding is a
+    row that the expert knows, and nothing becomes infinite for it.
+    """
+    _, begins, counts = share.T
+    at = jnp.minimum(jnp.arange(len(sent[0])), counts.sum() - 1)
+    return jnp.stack(sent)[jnp.searchsorted(begins, at, side="right") - 1, at]
 
 
-def _sum_back(totals: Any, of_rows: Any, of_weight: Any, order: Any, part: Any) -> Any:
-    of_x, of_weights = totals
-    pairs, counts = _pairs(order, part, len(of_rows))
-    flat = of_weights.reshape(-1, 1).at[pairs].add(jnp.where(counts, of_weight, 0))
-    of_x = of_x.at[pairs // of_weights.shape[1]].add(jnp.where(counts, of_rows, 0))
-    return of_x, flat.reshape(of_weights.shape)
+def _apart(share: Any, made: Any) -> list[Any]:
+    """Rows by sender, each at its place among zeros."""
+    at = jnp.arange(len(made))
+    return [
+        jnp.where(((begin <= at) & (at < begin + count))[:, None], made, 0)
+        for _, begin, count in share
+    ]
+
+
+def _forwards(function: Expert) -> Callable[..., Any]:
+    """One expert: rows of all senders in, rows for each of them out."""
+
+    def forward(parameters: Any, share: Any, sent: Sequence[Any]) -> list[Any]:
+        return _apart(share, function(parameters, _joined(share, sent)))
+
+    return forward
 
 
 def _gradients(function: Expert) -> Callable[..., Any]:
-    """Gradients of parameters, rows and weights of one expert."""
+    """Gradients of one expert: of its parameters, and by sender of rows and weights."""
 
-    def backward(parameters: Any, rows: Any, of_rows: Any, weight: Any) -> Any:
+    def backward(parameters: Any, share: Any, sent: Sequence[Any]) -> tuple[Any, list[Any]]:
+        rows, of_rows, weight = (_joined(share, own) for own in zip(*sent, strict=True))
+        weight = jnp.where(jnp.arange(len(rows))[:, None] < share[:, 2].sum(), weight, 0)
         made, pullback = jax.vjp(function, parameters, rows)
         of_weight = (made * of_rows).sum(axis=1, keepdims=True).astype(weight.dtype)
-        of_made = of_rows * weight.astype(of_rows.dtype)
-        return *pullback(of_made), of_weight
+        of_parameters, of_x = pullback(of_rows * weight.astype(of_rows.dtype))
+        by_sender = zip(_apart(share, of_x), _apart(share, of_weight), strict=True)
+        return of_parameters, list(by_sender)
 
     return backward
 
 
-_arrange = jit(_arranged, static_argnames=("count", "sizes", "width", "dtype"), name="route")
-_send = jit(_sent, static_argnames=("size",), name="send rows")
-_send_back = jit(_sent_back, static_argnames=("size",), name="send rows back")
-_add = jit(_sum_with, name="add rows")
-_add_back = jit(_sum_back, name="add gradients")
+def _sum_with(total: Any, came: Any, weights: Any, order: Any, share: Any, *, sender: int) -> Any:
+    pairs, own = _pairs(order, share, sender, len(came))
+    weighted = came * weights.reshape(-1, 1)[pairs].astype(came.dtype)
+    return total.at[pairs // weights.shape[1]].add(jnp.where(own, weighted, 0))
+
+
+def _sum_back(totals: Any, came: Any, weights: Any, order: Any, share: Any, *, sender: int) -> Any:
+    (of_x, of_weights), (of_rows, of_weight) = totals, came
+    pairs, own = _pairs(order, share, sender, len(of_rows))
+    flat = of_weights.reshape(-1, 1).at[pairs].add(jnp.where(own, of_weight, 0))
+    of_x = of_x.at[pairs // weights.shape[1]].add(jnp.where(own, of_rows, 0))
+    return of_x, flat.reshape(of_weights.shape)
+
+
+_count = jit(_counted, static_argnames=("count", "width", "dtype"), name="count rows")
+_share = jit(_shared, static_argnames=("sizes",), name="share experts")
+_send = jit(_sent, static_argnames=("sender", "size"), name="send rows")
+_send_back = jit(_sent_back, static_argnames=("sender", "size"), name="send rows back")
+_add = jit(_sum_with, static_argnames=("sender",), name="add rows")
+_add_back = jit(_sum_back, static_argnames=("sender",), name="add gradients")
 _zeros = jit(lambda tree: jax.tree.map(jnp.zeros_like, tree), name="no gradient")
 _nothing = jit(lambda *arrays: tuple(map(jnp.zeros_like, arrays)), name="no gradients")

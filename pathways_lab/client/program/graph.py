@@ -136,6 +136,7 @@ class TransferNode:
     """An explicit move.  requested: the layout to take, or None for the nearest.
 
     joins: it gives one branch's result to those who read that of all branches.
+    trimmed: rows of zeros at its ends do not travel.
     """
 
     input: Ref
@@ -144,6 +145,7 @@ class TransferNode:
     line: Line
     when: Branch | None = None
     joins: bool = False
+    trimmed: bool = False
 
 
 GraphNode = CallNode | TransferNode
@@ -385,7 +387,8 @@ def check(name: str, nodes: Iterable[GraphNode], returned: Iterable[Ref]) -> Non
         if isinstance(node, TransferNode):
             source, target = numbered((node.input, node.output))
             when = _when(node, numbers)
-            steps.append(Transfer(source, target, node.output.name, node.line, when))
+            name = node.output.name
+            steps.append(Transfer(source, target, name, node.line, when, node.trimmed))
             continue
         given, made = numbered(node.inputs), numbered(node.outputs)
         steps.append(
@@ -491,7 +494,8 @@ class _Builder:
             return
         given, made = self._number(source), self._number(target)
         name = f"{source.name or 'value'} to {target.slice.name}"
-        self.nodes.append(Transfer(given, made, name, node.line, _when(node, self.numbers)))
+        when = _when(node, self.numbers)
+        self.nodes.append(Transfer(given, made, name, node.line, when, node.trimmed))
 
     def _number(self, ref: Ref) -> int:
         known = self.numbers.get(ref)

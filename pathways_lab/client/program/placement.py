@@ -251,7 +251,8 @@ class _Placer:
         value, anchor = operands
         line = source_lines.of_node(equation)
         if _has_place(anchor) and not (_has_place(value) and value.slice is anchor.slice):
-            return [self._moved(value, Move(anchor.slice, None), line)]
+            move = Move(anchor.slice, trimmed=equation.params.get("trimmed", False))
+            return [self._moved(value, move, line)]
         return [value if isinstance(value, Item) else self.constant(value)]
 
     def _device_put(self, equation: Any, operands: list[Any]) -> list[Item]:
@@ -280,7 +281,9 @@ class _Placer:
             return source
         self._close_of(source)
         target = Ref(source.type, on, name=source.name)
-        self.steps.append(TransferNode(source, target, requested, line, self.when))
+        self.steps.append(
+            TransferNode(source, target, requested, line, self.when, trimmed=move.trimmed)
+        )
         return target
 
     # --- decisions ----------------------------------------------------------------------

@@ -72,10 +72,14 @@ class Outside:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """An explicit ``device_put``: to a slice, under a sharding or the nearest layout."""
+    """An explicit ``device_put``: to a slice, under a sharding or the nearest layout.
+
+    trimmed: rows of zeros at its ends do not travel.
+    """
 
     slice: Slice
-    requested: Requested
+    requested: Requested = None
+    trimmed: bool = False
 
     def __repr__(self) -> str:
         return f"to {self.slice.name}"
@@ -89,7 +93,7 @@ handle_p = Primitive("pw_handle")
 move_p = Primitive("pw_move")
 """An explicit transfer.  Parameter: ``move``."""
 beside_p = Primitive("pw_beside")
-"""A value, moved to the slice of a second one where that has a place."""
+"""A value, moved to the slice of a second one where that has a place.  Parameter: ``trimmed``."""
 
 switch_p = Primitive("pw_switch")
 """One of several branches.  Parameter: ``branches``, and how many arguments each reads."""
@@ -112,7 +116,7 @@ def _aval(kind: ArrayType) -> ShapedArray:
 call_p.def_abstract_eval(lambda *_, site: [_aval(kind) for kind in site.body.out_types])
 handle_p.def_abstract_eval(lambda *, outside: _aval(outside.kind))
 move_p.def_abstract_eval(lambda value, *, move: value)
-beside_p.def_abstract_eval(lambda value, _: value)
+beside_p.def_abstract_eval(lambda value, _, **__: value)
 switch_p.def_abstract_eval(lambda *_, types, **__: [_aval(kind) for kind in types])
 within_p.def_abstract_eval(lambda *_, types, **__: [_aval(kind) for kind in types])
 until_p.def_abstract_eval(lambda *_, types, **__: [_aval(kind) for kind in types])

@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import jax
@@ -213,7 +214,7 @@ def _of_move(primitive: Primitive) -> Callable[..., Any]:
 
 
 def _move_over_batch(args: Sequence[Any], dims: Sequence[Any], *, move: Move) -> Any:
-    moved = Move(move.slice, _with_batch(move.requested, dims[0]))
+    moved = replace(move, requested=_with_batch(move.requested, dims[0]))
     return move_p.bind(args[0], move=moved), dims[0]
 
 
@@ -302,4 +303,7 @@ def register() -> None:
     for primitive in (move_p, beside_p):
         ad.primitive_jvps[primitive] = _of_move(primitive)
     batching.primitive_batchers[move_p] = _move_over_batch
-    batching.primitive_batchers[beside_p] = lambda args, dims: (beside_p.bind(*args), dims[0])
+    batching.primitive_batchers[beside_p] = lambda args, dims, **how: (
+        beside_p.bind(*args, **how),
+        dims[0],
+    )

@@ -136,13 +136,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Copy *input* into *output*, which lives on another slice or layout.  when: see above."""
+    """Copy *input* into *output*, which lives on another slice or layout.  when: see above.
+
+    trimmed: rows of zeros at either end of a piece are not sent; its receiver makes them.
+    """
 
     input: ValueId
     output: ValueId
     name: str = "transfer"
     line: Line = Line()
     when: When | None = None
+    trimmed: bool = False
 
 
 Node = Call | Transfer

@@ -199,8 +199,12 @@ class Exchange:
             if send.host == self._host:
                 self._part(action.key, send.target, send.box, part, start)
                 continue
-            data = arrays.as_bytes(np.asarray(part, order="C"))
-            message = pack_fields(Part(run, step, send.target, send.source, send.box, start))
+            part = np.asarray(part, order="C")
+            rows = arrays.rows_with_values(part) if action.node.trimmed else None
+            data = arrays.as_bytes(part if rows is None else part[slice(*rows)])
+            message = pack_fields(
+                Part(run, step, send.target, send.source, send.box, start, rows=rows)
+            )
             self._peers.send(send.host, "piece", message, [data], letters.add(data.nbytes))
 
     def _tell_receivers(self, key: Key, route: Route, failure: Failure) -> None:
@@ -266,10 +270,24 @@ class Exchange:
                 return
             dtype = arrays.physical_of(incoming.action.target.value).dtype
             incoming.nbytes += len(data)
-            part = arrays.from_bytes(data, _extent(message.box), dtype)
+            part = self._whole(data, _extent(message.box), dtype, message.rows)
             self._part(key, message.target, message.box, part, message.sent)
         except Exception as error:
             self._fail(key, self._problem(error))
+
+    def _whole(
+        self, data: Any, shape: tuple[int, ...], dtype: Any, rows: tuple[int, int] | None
+    ) -> np.ndarray[Any, Any]:
+        """The array of a box, of which these rows came.  Raises ValueError."""
+        if rows is None:
+            return arrays.from_bytes(data, shape, dtype)
+        first, last = rows
+        if not (shape and 0 <= first <= last <= shape[0]):
+            raise ValueError(f"rows {first} to {last} of a shard {dtype}{list(shape)}")
+        whole = self.memory.take(shape, dtype)
+        whole[first:last] = arrays.from_bytes(data, (last - first, *shape[1:]), dtype)
+        whole[:first] = whole[last:] = np.zeros((), dtype)
+        return whole
 
     def _part(self, key: Key, target: int, box: Box, part: Any, sent: float) -> None:
         """One part is here, as NumPy, or as a whole shard on a device."""
