@@ -23,10 +23,17 @@ from pathways_lab.executor.steps import Key, Segment
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Asks for a value that decides (see :class:`Serve`): the control plane waits for it."""
+    """Asks for a value that decides (see :class:`Serve`): the control plane waits for it.
+
+    step: makes it.  at: which of its values that decide this is.
+    """
 
     run: int
     value: ValueId
+    plan: Plan
+    step: int
+    at: int
+    cases: int
 
 
 @dataclass(slots=True, eq=False)

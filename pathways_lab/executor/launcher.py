@@ -180,8 +180,10 @@ class Launcher:
                     self._moves.add(run, index, node, seq)
             seq += reading.places[index]
         for index in range(grant.first, grant.last) if reading.decides else ():
-            for value in reading.decides.get(index, ()):
-                self.buffers.ask(Decision(run.id, value), self._values.value(run, value))
+            for at, value in enumerate(reading.decides.get(index, ())):
+                cases = reading.cases[value]
+                decision = Decision(run.id, value, reading.plan, index, at, cases)
+                self.buffers.ask(decision, self._values.value(run, value))
         run.complete = run.complete or grant.last >= reading.end
         self._values.end_if_over(run)
         return self._take()

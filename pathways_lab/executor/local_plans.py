@@ -32,6 +32,7 @@ class Reading:
     places: per step, whether it takes a place in the order of this host's island.
     end: one more than the last step that is ours.
     decides: values that decide, where this host has their first device, by step that makes some.
+    cases: by value that decides.
     """
 
     plan: Plan
@@ -39,6 +40,7 @@ class Reading:
     places: tuple[bool, ...]
     end: int
     decides: Mapping[int, tuple[ValueId, ...]]
+    cases: Mapping[ValueId, int]
 
 
 class Book:
@@ -121,14 +123,15 @@ class Book:
             ours = tuple([mine[touched] for touched in slices])
             places = tuple([near[touched] for touched in slices])
             end = max((index + 1 for index, mine in enumerate(ours) if mine), default=0)
-            asked = {step.node.when.value for step in plan.steps if step.node.when is not None}
-            here = {value for value in asked if self._begins(plan.values[value].slice)}
+            whens = [step.node.when for step in plan.steps if step.node.when is not None]
+            cases = {when.value: when.cases for when in whens}
+            here = {value for value in cases if self._begins(plan.values[value].slice)}
             decides = {
                 index: tuple(value for value in outputs_of(step.node) if value in here)
                 for index, step in enumerate(plan.steps)
                 if here and not here.isdisjoint(outputs_of(step.node))
             }
-            reading = self._readings[key] = Reading(plan, ours, places, end, decides)
+            reading = self._readings[key] = Reading(plan, ours, places, end, decides, cases)
         return reading
 
     # --- grants -----------------------------------------------------------------------

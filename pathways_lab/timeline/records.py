@@ -35,6 +35,8 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          not answer in time: the order of submission decides until it does),
          ``message`` (one wire message: args source, target, kind, bytes),
          ``output`` (text printed by user code on a host),
+         ``rows`` (a value that decides has said how many there are; args expert: which of its
+         step's it is, rows),
          ``leased``, ``lease-ended`` (an island is one client's own; args order),
          ``late``, ``deadlock`` (what stands still; args text, story), ``silent``,
          ``answers`` (a host that says nothing, or does again; args text)

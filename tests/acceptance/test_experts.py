@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.timeline.records import Span
+from pathways_lab.timeline.records import Event, Span
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -56,6 +56,12 @@ def test_only_experts_with_rows_compute_and_only_rows_travel(lab: pw.Lab, load: 
             until(lambda since=since: sent(lab, since) == there_and_back, 10)
         expected = [x[n, 0] * expert(weights[LOADS[load][n]], x[n]) for n in range(ROWS)]
         np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-4, atol=1e-5)
+        told = {
+            record.args["expert"]: record.args["rows"]
+            for record in lab.timeline.records[since:]
+            if isinstance(record, Event) and record.kind == "rows"
+        }
+        assert [told[n] for n in range(4)] == np.bincount(LOADS[load], minlength=4).tolist()
         gangs = [s for s in spans(lab, since) if s.kind == "gang" and s.node == "expert"]
         assert len(gangs) == len(set(LOADS[load]))
     finally:

@@ -79,7 +79,10 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
 
 
 def decided(number: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
-    """:func:`switch` in a program, by an int32 that is the number of a branch for sure."""
+    """:func:`switch` in a program, by an int32 that is the number of a branch for sure.
+
+    It may say more, see :class:`pathways_lab.core.program.program.When`.
+    """
     capture = captured_in("switch")
     assert capture is not None
     leaves, tree = _flat(capture, args)

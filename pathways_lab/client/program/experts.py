@@ -170,7 +170,8 @@ class Experts:
         kind = {"count": len(parameters), "width": row.shape[1], "dtype": str(row.dtype)}
         orders, counts, empty = zip(*[_count(choice, **kind) for choice in choices], strict=True)
         # Each sender hears how many rows all of them have, and so where its own ones go.
-        shared = [_share([beside_p.bind(own, x) for own in counts], sizes=sizes) for x in xs]
+        share = _share.elsewhere(None, f"rows of {self._name}")
+        shared = [share([beside_p.bind(own, x) for own in counts], sizes=sizes) for x in xs]
         numbers, shares = shared[0][0], [own for _, own in shared]
         senders = [_Sender(*own) for own in zip(xs, weights, orders, shares, strict=True)]
         sent = _each(
@@ -306,10 +307,14 @@ def _counted(choice: Any, *, count: int, width: int, dtype: str) -> Any:
 
 
 def _shared(counts: Any, *, sizes: tuple[int, ...]) -> Any:
-    """By expert the number of its size, 0 for no row; and the shares of all senders in it."""
+    """By expert the number of its size, 0 for no row, and its rows for the timeline; and the shares
+    of all senders in it.
+    """
     table = jnp.stack(counts)
     begins, offsets = (jnp.cumsum(table, axis=axis) - table for axis in (1, 0))
-    number = jnp.searchsorted(jnp.asarray((0, *sizes)), table.sum(axis=0)).astype(jnp.int32)
+    rows = table.sum(axis=0)
+    case = jnp.searchsorted(jnp.asarray((0, *sizes)), rows)
+    number = (case + (len(sizes) + 1) * (1 + rows)).astype(jnp.int32)
     shares = jnp.stack([begins, offsets, table], axis=-1).astype(jnp.int32)
     experts = range(table.shape[1])
     return [number[n] for n in experts], [shares[:, n] for n in experts]
@@ -394,7 +399,7 @@ def _sum_back(totals: Any, came: Any, weights: Any, order: Any, share: Any, *, s
 
 
 _count = jit(_counted, static_argnames=("count", "width", "dtype"), name="count rows")
-_share = jit(_shared, static_argnames=("sizes",), name="share experts")
+_share = jit(_shared, static_argnames=("sizes",), name="rows of experts")
 _send = jit(_sent, static_argnames=("sender", "size"), name="send rows")
 _send_back = jit(_sent_back, static_argnames=("sender", "size"), name="send rows back")
 _add = jit(_sum_with, static_argnames=("sender",), name="add rows")

@@ -102,6 +102,7 @@ class When:
     """A condition: *value*, which a step of the program makes, is *case*.
 
     value: an int32 without dimensions.  cases: how many there are, 0 to ``cases - 1``.
+    A value may say more: ``case + cases * (1 + rows)``, of which the timeline keeps *rows*.
     """
 
     value: ValueId

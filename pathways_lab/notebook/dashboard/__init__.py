@@ -18,7 +18,7 @@ from pathways_lab.runtime.cluster.dashboard_socket import Pages
 
 PANELS = (
     "islands", "order", "hosts", "heat", "queues", "utilisation", "memory", "graph", "messages",
-    "planned",
+    "planned", "experts",
 )  # fmt: skip
 """Panels with a page of their own."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pathways_lab.notebook.panels import (
+    experts,
     graph,
     heat,
     hosts,
@@ -35,6 +36,7 @@ PANELS: dict[str, Panel] = {
     "heat": heat.plot,
     "queues": queues.plot,
     "utilisation": utilisation.plot,
+    "experts": experts.plot,
     "memory": memory.plot,
     "graph": graph.plot,
     "messages": messages.plot,
@@ -55,9 +57,9 @@ def chosen(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def completed(names: tuple[str, ...], scene: Scene) -> tuple[str, ...]:
-    """The same, and above the device queues the work of their hosts, where any is recorded, and
-    the heat of hosts that are too many for rows."""
-    more = {"hosts": len(scene.worked.table) > 0, "heat": scene.many}
+    """The same, and above the device queues the work of their hosts, where any is recorded, the
+    heat of hosts that are too many for rows, and the rows that experts got."""
+    more = {"hosts": len(scene.worked.table) > 0, "heat": scene.many, "experts": scene.balance}
     shown: list[str] = []
     for name in chosen(names):
         if name == "queues":

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable
 
 import numpy as np
 
+from pathways_lab.notebook.scene.balance import Balance
 from pathways_lab.notebook.scene.device_state import Catalogue, Used, Waiting, What
 from pathways_lab.notebook.scene.heat import Heat
 from pathways_lab.notebook.scene.lanes import SEEN, Alike
@@ -71,7 +72,7 @@ AHEAD = 2_000
 _OF_RUNS = frozenset(("submitted", "admitted", "granted", "finished"))
 """Kinds of event that say nothing of what is drawn of devices."""
 
-_ASIDE = frozenset(("message", "resolved"))
+_ASIDE = frozenset(("message", "resolved", "rows"))
 """Kinds of event that say nothing of devices, gangs and programs: there are many."""
 
 GANGS = 2000
@@ -105,7 +106,7 @@ class Scene:
     ) -> None:
         self.origin, self.window, self.final, self.budget = origin, window, final, budget
         self.level, self.stepwise = level, stepwise
-        self.steps, self.profile, self.heat = Steps(), Profile(), Heat()
+        self.steps, self.profile, self.heat, self.balance = Steps(), Profile(), Heat(), Balance()
         self.shown: Window | None = None
         self.palette = palette or Palette()
         self.machine = machine or Machine()
@@ -194,6 +195,7 @@ class Scene:
         # The resolution depends on what is shown, and so on where computations are.
         self.steps.add(items)
         self.profile.add(items)
+        self.balance.add(items)
         self.first = min(self.first, self.steps.first)
         self._look(now)
         for strip in self._strips:

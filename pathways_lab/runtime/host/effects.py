@@ -59,7 +59,7 @@ GLANCE = 0.002
 """Seconds between two looks at ends that grants wait for, while more of them are to come."""
 
 
-def case_of(payload: Any) -> int:
+def number_of(payload: Any) -> int:
     """The number that decides, of which every device has a copy."""
     array = arrays.resolved(payload)
     assert array is not None, "a value that is there"
@@ -157,8 +157,14 @@ class Carrier:
             case RunOver(run=run):
                 self._reports.run_over(run)
                 self._exchange.submit(self._exchange.run_over, run, nbytes=0)
-            case Serve(fetch=Decision(run=run, value=value), slot=slot, reader=reader):
-                self._reports.decided(run, value, case_of(slot.payload))
+            case Serve(fetch=Decision() as asked, slot=slot, reader=reader):
+                more, case = divmod(number_of(slot.payload), asked.cases)
+                self._reports.decided(asked.run, asked.value, case)
+                if more > 0:
+                    client = self._tenants.client(slot.value.slice)
+                    self._reports.record(
+                        self._story.counted(asked, more - 1, client, time.monotonic())
+                    )
                 self._todo += self._launcher.served(slot, reader)
             case Serve():
                 self._todo += self._desk.serve(action)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, Line, Plan
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Send
+from pathways_lab.executor.actions import Decision, Send
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.compiler import Code
 from pathways_lab.runtime.host.segment_job import Ends, SegmentJob
@@ -155,6 +155,22 @@ class Story:
                 "target": self._host,
                 "poisoned": arrived.failure is not None,
             },
+        )
+
+    def counted(self, decision: Decision, rows: int, client: str, now: float) -> Event:
+        """A value that decides has said how many rows there are."""
+        node = decision.plan.steps[decision.step].node
+        return Event(
+            "rows",
+            now + self._offset(),
+            self._island,
+            self._host,
+            decision.run,
+            decision.step,
+            decision.plan.name,
+            node.name,
+            client,
+            {"expert": decision.at, "rows": rows},
         )
 
     def compiling(self, binding: SliceBinding, code: Code, start: float, waiting: int) -> Event:
