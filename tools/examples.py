@@ -304,15 +304,16 @@ def trunk(lab: pw.Lab, folder: Path) -> None:
         assert float(pull(y)) == 24.0 * 8 / 8  # for the adapter; the weights have no gradients
 
 
-@shows("Lab.keep", "Lab.kept", "Lab.kept_as")
+@shows("Lab.keep", "Lab.detach", "Lab.kept", "Lab.kept_as")
 def kept(lab: pw.Lab, folder: Path) -> None:
     lab.invite(folder / "lab.json")  # or a lab of one's own: pw.start(keep="mine")
     with pw.connect(folder / "lab.json", name="cleo") as before:
         state = {"w": pw.device_put(np.arange(8.0, dtype=np.float32), before.slice(2))}
         before.keep(state=state)  # returns when it is there; the kernel may die from now on
+        double = pw.jit(lambda w: 2 * w, on=before.slices[0])
+        before.detach(state={"w": double(state["w"])})  # returns at once, and its run goes on
     with pw.connect(folder / "lab.json", name="cleo") as again:  # the next kernel
-        np.testing.assert_array_equal(again.kept["state"]["w"], np.arange(8))
-        assert len(again.slices) == 1  # it is cleo's own again
+        np.testing.assert_array_equal(again.kept["state"]["w"], 2 * np.arange(8))
         again.unpublish("state")
     assert lab.kept_as == ""  # this one ends with its kernel
 
@@ -321,9 +322,8 @@ def kept(lab: pw.Lab, folder: Path) -> None:
 def unchanged(lab: pw.Lab) -> None:
     program = "import jax; print(len(jax.devices()), jax.numpy.arange(3).sum())"
     with lab.door("script") as variables:  # for any script that only imports JAX
-        said = subprocess.run(
-            [sys.executable, "-c", program], env=os.environ | variables, capture_output=True
-        )
+        command, there = [sys.executable, "-c", program], os.environ | variables
+        said = subprocess.run(command, env=there, capture_output=True)
     assert said.stdout.split() == [b"4", b"3"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -146,12 +147,21 @@ def open_files() -> Iterator[Finding]:
 
 def kept_labs() -> Iterator[Finding]:
     """Labs of this account that outlive their kernels: they take memory until they end."""
+    from pathways_lab.runtime.cluster.attach import find_kept
+    from pathways_lab.runtime.control_plane import observer
     from pathways_lab.runtime.processes import kept_labs
 
     for name in kept_labs.names():
         seconds = time.time() - kept_labs.record(name).stat().st_mtime
+        found = f"kept lab: {name}, for {seconds / 60:.0f} min"
+        with contextlib.suppress(OSError, PathwaysError):  # it may be starting, or ending
+            there = observer.look(find_kept(name))
+            if there["kept"]:
+                found += f"; it keeps {', '.join(there['kept'])}"
+            for client, runs in there["going"].items():
+                found += f"; {runs} runs of {client} go on without a kernel"
         yield Finding(
             "note",
-            f"kept lab: {name}, for {seconds / 60:.0f} min",
+            found,
             f"pw.connect({name!r}) joins it, python -m pathways_lab stop {name} ends it",
         )

@@ -16,6 +16,7 @@ Paper: section 4 (system architecture).
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
@@ -108,7 +109,10 @@ NOWHERE: SliceId = -1
 
 
 class Control:
-    """Everything that one control plane knows.  rules: see :class:`Rules`."""
+    """Everything that one control plane knows.  rules: see :class:`Rules`.
+
+    known: clients that are connected, and those that have left and keep something.
+    """
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.state = State(rules or Rules())
@@ -123,8 +127,9 @@ class Control:
         self.decisions = Decisions(
             self.state, self.clients, self.bookings, self.outcomes, self.uploads
         )
-        self.elastic = Elastic(self.state, self.clients)
-        self.forgetting = Forgetting(self.state, self.clients)
+        self.known = ChainMap(self.clients, self.keeping.seats)
+        self.elastic = Elastic(self.state, self.known)
+        self.forgetting = Forgetting(self.state, self.known)
         self._draining: set[SliceId] = set()
         self._parts: tuple[Callable[[], bool], ...] = (
             self.elastic.work,
@@ -335,22 +340,21 @@ class Control:
         if event.client in self.clients:
             self._refuse(event, f"client {event.client}", "a client of this name is connected")
             return
-        slices = self.keeping.back(event.client)
-        self.clients[event.client] = ClientRecord({}, event.number, event.owner, slices)
-        self.state.clients[event.client] = set()
+        self.clients[event.client] = self.keeping.back(event)
         self.uploads.join(event.number)
 
     def _client_left(self, event: ClientLeft) -> None:
         """Everything of a client is freed but what it keeps; what was granted still ends."""
         state = self.state
+        going = self.keeping.runs(event.client)
         client = self.clients.pop(event.client)
         self.forgetting.leave(event.client)
         failure = Failure("cancelled", f"client {event.client} left: {event.reason}")
-        for number in sorted(state.clients.pop(event.client), reverse=True):
+        for number in sorted(state.clients.pop(event.client) - going, reverse=True):
             run = state.runs.get(number)
             if run is not None:
                 self.outcomes.cut(run, failure)
-        kept = self.keeping.leave(event, client)
+        kept = self.keeping.leave(event, client, going)
         for number in sorted(client.references):
             self.uploads.dropped(state.store.end_reference(number))
         for buffer in state.store.owned(event.client):
@@ -445,7 +449,7 @@ class Control:
                 released = Failure(
                     "refused", f"slice {slice_name(slice_id)} was released", "ask for a new slice"
                 )
-                for client in self.clients.values():
+                for client in self.known.values():
                     for key in [k for k, i in client.plans.items() if slice_id in i.plan.slices]:
                         client.refuse(key, record.failure or released)
         state.divide()

@@ -35,7 +35,7 @@ from pathways_lab.core.slices.slices import ResourceManager
 class State:
     """Machines, runs, and what the event at hand has led to so far.
 
-    clients: the unfinished runs of every connected client.
+    clients: the unfinished runs of every connected client, and those that go on without theirs.
     queued: runs that are not admitted, in order of submission.
     withheld: slices on which nothing more is admitted for now.
     active, users: by slice, how many admitted, and how many unfinished, runs use it.

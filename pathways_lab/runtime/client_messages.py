@@ -205,6 +205,7 @@ class Publish:
     """The buffer of the message: what takers must know of the handles, as their client wrote it.
 
     keep: they stay when the client leaves.  to: the one client that may take them.
+    ahead: before they are there, and the runs that make them go on without the client.
     """
 
     parcels: ClassVar[tuple[int, int]] = 0, 1
@@ -213,6 +214,7 @@ class Publish:
     buffers: tuple[Id, ...]
     keep: bool = False
     to: str = ""
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

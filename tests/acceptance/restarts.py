@@ -1,11 +1,11 @@
 """Kill the kernel of a kept training again and again, and compare it with one that nobody disturbs.
 
-``python -m tests.acceptance.restarts --kills 500`` trains on a lab that is kept.  The kernel keeps
-its state after each step, and is killed at a random moment (alone, with its whole process group,
-or after a Ctrl-C in its terminal); the next one finds the state and trains on.  Every state that
-any kernel finds or makes must be, to the bit, that of the same step of the undisturbed training,
-none may be older than what was kept, and nothing may be compiled twice.  At the end the lab is
-stopped, and no process, folder or record may be left.
+``python -m tests.acceptance.restarts --kills 500`` trains on a lab that is kept. The kernel keeps
+its state after each step, or detaches the step, and is killed at a random moment (alone, with its
+whole process group, or after a Ctrl-C in its terminal); the next one finds the state and trains on.
+Every state that any kernel finds or makes must be, to the bit, that of the same step of the
+undisturbed training, none may be older than what was kept, and nothing may be compiled twice. At
+the end the lab is stopped, and no process, folder or record may be left.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def digest(state: Any) -> tuple[int, str]:
 
 
 def train(lab: pw.Lab, most: int, say: Callable[..., None], name: str = "state") -> None:
-    """Train on what is kept under *name* until step *most*, and keep every state."""
+    """Train on what is kept under *name* until step *most*, and keep every state.
+
+    Every second step goes on without its kernel.
+    """
     if name in lab.kept:
         state = lab.kept[name]
         say("found", *digest(state))
@@ -73,9 +76,9 @@ def train(lab: pw.Lab, most: int, say: Callable[..., None], name: str = "state")
         on = lab.slice(2)
         state = first(on)
     call = pw.jit(step, on=on)
-    while digest(state)[0] < most:
+    while (number := digest(state)[0]) < most:
         state = call(state)
-        lab.keep(**{name: state})
+        (lab.detach if number % 2 else lab.keep)(**{name: state})
         say("kept", *digest(state))
     say("compiled", lab.stats().compiled)
 

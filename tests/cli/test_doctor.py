@@ -11,6 +11,9 @@ import pytest
 
 from pathways_lab.cli import checks_machine, checks_packages, doctor
 from pathways_lab.cli.finding import Finding
+from pathways_lab.runtime.cluster import attach
+from pathways_lab.runtime.control_plane import observer
+from pathways_lab.runtime.processes import kept_labs
 from pathways_lab.transport import machine_share
 
 
@@ -102,6 +105,20 @@ def test_little_memory_is_a_warning(monkeypatch):
     (found,) = checks_machine.memory()
     assert found.state == "ok"
     assert "8.0 GB free" in found.what
+
+
+def test_kept_labs_are_listed_with_what_they_keep_and_what_goes_on(monkeypatch, tmp_path):
+    record = tmp_path / "mine.json"
+    attach.write_lab_file(record, attach.ControlAddress("unix:/nowhere", b"k" * 32))
+    monkeypatch.setattr(kept_labs, "names", lambda: ["mine"])
+    monkeypatch.setattr(kept_labs, "record", lambda _: record)
+    monkeypatch.setattr(kept_labs, "is_there", lambda _: True)
+    (found,) = checks_machine.kept_labs()
+    assert found.what == "kept lab: mine, for 0 min", "it does not answer"
+    there = {"kept": ["state", "train"], "going": {"ann": 2}}
+    monkeypatch.setattr(observer, "look", lambda _: there)
+    (found,) = checks_machine.kept_labs()
+    assert found.what.endswith("; it keeps state, train; 2 runs of ann go on without a kernel")
 
 
 def test_no_loopback_fails(monkeypatch):

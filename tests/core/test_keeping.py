@@ -49,8 +49,10 @@ class Ann:
     def say(self, kind: type[Event], client: str = ANN, **fields: object) -> None:
         self.script.send(kind(time=0.0, cause="test", client=client, **fields))  # type: ignore[call-arg, arg-type]
 
-    def keep(self, buffer: int, keep: bool = True, name: str = "w", client: str = ANN) -> None:
-        self.say(HandlePublished, client, name=name, buffers=(buffer,), keep=keep)
+    def keep(
+        self, buffer: int, keep: bool = True, name: str = "w", client: str = ANN, **more: object
+    ) -> None:
+        self.say(HandlePublished, client, name=name, buffers=(buffer,), keep=keep, **more)
 
     def take(self, name: str = "w", client: str = ANN) -> int:
         """The number of the reference."""
@@ -77,7 +79,8 @@ class Ann:
 
     @property
     def seats(self) -> dict[str, set[int]]:
-        return self.script.control.keeping.seats
+        seats = self.script.control.keeping.seats
+        return {client: seat.slices for client, seat in seats.items()}
 
     def step(self) -> Sketch:
         return Sketch("step").chain(self.slice, "step.f", nbytes=8)
@@ -268,8 +271,8 @@ def test_functions_of_a_slice_that_goes_are_forgotten() -> None:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([ANN, BOB]),
-        st.sampled_from(["leave", "join", "slice", "upload", "keep", "publish", "give", "end",
-                         "take", "drop", "run", "finish", "release", "lose"]),
+        st.sampled_from(["leave", "join", "slice", "upload", "keep", "ahead", "publish", "give",
+                         "end", "take", "drop", "run", "finish", "release", "lose"]),
         st.integers(0, 3),
     ),
     max_size=40,
@@ -307,8 +310,9 @@ def test_the_invariants_hold_whatever_clients_do(steps: list[tuple[str, str, int
         elif what == "upload" and slices[client]:
             on = slices[client][number % len(slices[client])]
             mine[client].append(script.upload(on, 8, client=client))
-        elif what in ("keep", "publish") and mine[client]:
-            ann.keep(mine[client][number % len(mine[client])], what == "keep", f"n{number}", client)
+        elif what in ("keep", "ahead", "publish") and mine[client]:
+            buffer, name = mine[client][number % len(mine[client])], f"n{number}"
+            ann.keep(buffer, what != "publish", name, client, ahead=what == "ahead")
         elif what == "give" and mine[client]:
             buffers = (mine[client][number % len(mine[client])],)
             to = ANN if client == BOB else BOB

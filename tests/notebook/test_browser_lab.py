@@ -6,6 +6,7 @@ a JupyterLab, a browser and a lab take longer to start than all of it to be look
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.notebook.jupyter import Lab, Page, chromium, grows
+from pathways_lab.runtime.processes import kept_labs
+from tests.notebook.jupyter import Lab, Page, chromium, grows, newest
 
 pytestmark = [
     pytest.mark.browser,
@@ -285,3 +287,59 @@ def test_a_program_moves_prints_fails_and_freezes(page: Page, lab: Lab, tmp_path
     assert error["ename"] == "PathwaysError"
     assert "if y.sum() > 1" in text
     assert "site-packages" not in text
+
+
+DETACHED = """
+%%pw_program train --detach
+y = x
+for _ in range(1000):  # two minutes: longer than anybody looks
+    y = second(first(y))
+"""
+
+ATTACH = """
+%load_ext pathways_lab
+import pathways_lab as pw
+lab = pw.connect({name!r})
+%pw_attach train
+"""
+
+WAIT = """
+try:
+    y.result()
+except pw.PathwaysError as error:
+    print(error.failure.kind)
+"""
+
+
+def test_a_run_goes_on_while_its_kernel_restarts_and_so_does_its_picture(
+    page: Page, lab: Lab, tmp_path: Path
+) -> None:
+    name = f"restarted-{os.getpid()}"
+    opened = OPEN.replace("devices_per_host=2", f"devices_per_host=2, keep={name!r}")
+    attach = ATTACH.format(name=name)
+    try:
+        page.begin("detached.ipynb", opened, STAGES, DETACHED, attach, WAIT)
+        for cell in range(3):
+            page.run_cell(cell)
+        page.wait_for_view()
+        grows(page)
+        page.screenshot(tmp_path / "before.png")
+        page.restart()
+        page.page.locator(".pathways-lab-state:has-text('kernel gone')").wait_for()
+        gone = newest(page)
+        page.screenshot(tmp_path / "gone.png")
+        page.wait_for_kernel()
+        page.command("notebook:clear-all-cell-outputs")
+        page.run_cell(3)
+        page.wait_for_view()
+        grows(page)
+        page.screenshot(tmp_path / "after.png")
+        assert newest(page) > gone, "on the same axis, from the moment at which the cell ran"
+        page.page.click(".pathways-lab-button:has-text('cancel')")
+        page.run_cell(4)
+        page.wait_for_picture()
+        page.screenshot(tmp_path / "frozen.png")
+        page.command("docmanager:save")
+        assert lab.read("detached.ipynb")["cells"][4]["outputs"][0]["text"] == ["cancelled\n"]
+    finally:
+        kept_labs.stop(name)

@@ -341,6 +341,10 @@ def test_a_view_in_plain_ipython_is_text(shell: Shell) -> None:
             "%%pw_program --nonsense\ny = 1",
             "unrecognized arguments: --nonsense; usage: %%pw_program ",
         ),
+        ("%%pw_program --detach\ny = 1", "--detach needs a name to find the run by"),
+        ("%%pw_program a --detach\ny = double(x)", "'kernel-1' is a name that the lab has given"),
+        ("%pw_attach", "the following arguments are required: name; usage: %pw_attach"),
+        ("%pw_attach nothing", "nothing is published under this name"),
         ("%%pw_program a b\ny = 1", "unrecognized arguments: b; usage: %%pw_program [-p"),
         ("%%pw_program lab\ny = 1", "'lab' cannot be bound: it is a Lab, and a program takes only"),
         ("%%pw_program left\ny = 1", "it is a Slice"),
@@ -448,3 +452,16 @@ def test_magics_that_look_start_no_lab_in_place_of_one_that_was_closed(lab: Any)
         assert not labs.is_running()
     finally:
         shell.run("%unload_ext pathways_lab")
+
+
+def test_a_detached_cell_is_found_again_by_the_next_client(shell: Shell, tmp_path: Any) -> None:
+    shell.ip.user_ns["path"] = str(tmp_path / "lab.json")
+    shell.run("lab.invite(path)\ndel y\neve = pw.connect(path, name='eve')")
+    shell.run("here = eve.slice(1)\nslow = pw.jit(lambda x: pw.emulated(300)(x + 1), on=here)")
+    shell.run("%%pw_program wait --detach\ny, n = [slow(slow(x))], 3")
+    shell.run("eve.close()\ndel y\neve = pw.connect(path, name='eve')\n%pw_attach wait")
+    assert "wait: submitted" in shell.captured.stdout
+    np.testing.assert_array_equal(shell.run("y[0].result()"), np.arange(8) + 2)
+    shell.run("%pw_attach wait")
+    assert "wait: finished" in shell.captured.stdout
+    shell.run("eve.unpublish('wait')\neve.close()")

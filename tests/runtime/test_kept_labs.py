@@ -18,7 +18,7 @@ from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.cluster import attach
 from pathways_lab.runtime.processes import kept_labs
 from pathways_lab.transport.codec import pack
-from tests.runtime.rim_kit import Lab, Peer
+from tests.runtime.rim_kit import ONE, Lab, Peer, grants, submitted
 
 
 @pytest.fixture
@@ -162,3 +162,31 @@ def test_a_client_comes_back_to_its_slices_with_its_own_invitation() -> None:
     # Handles of before are no handles of the new client, though their numbers look alike.
     lab.rim.from_client("ann", "drop", {"buffers": [where]}, [], 9)
     assert "does not belong" in str(peer.of("refused")[-1])
+
+
+def test_runs_that_go_on_keep_their_program_and_arguments_and_the_lab_awake() -> None:
+    lab = Lab()
+    submitted(lab)
+    lab.core.answer = lambda event: []
+    for number in (11, 13):
+        fields = {"plan": "plan", "inputs": [None], "outputs": [ONE + number], "arguments": {0: 0}}
+        lab.say(1, "submit", b"argument", run=ONE + number + 1, **fields)
+    registry, run = lab.rim.registry, ONE + 12
+    lab.core.answer = lambda event: [SlicesKept("c", "kernel-1", (ONE,), (run,))]
+    lab.rim.client_left("kernel-1", "killed")
+    assert (registry.programs.keys(), registry.arguments.keys()) == ({run}, {run})
+    assert registry.plans.keys() == {"plan"}
+    assert lab.clients[1].of("topology")[-1]["going"] == {"kernel-1": 1}
+    lab.now += 1000.0
+    assert lab.rim.idle() == 0.0, "it is at work for a client that has left"
+    lab.rim.look()
+    lab.core.answer = lambda event: [grants(run)[0]]
+    lab.rim.happened(m.PatienceEnded(0.0, "c"))
+    op, fields, buffers = lab.hosts["i0/h"].sent[-1]
+    assert (op, fields["run"], buffers) == ("grant", run, [b"argument"])
+    lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", run, "finished", None)]
+    lab.rim.happened(m.PatienceEnded(0.0, "c"))
+    assert not registry.arguments
+    assert registry.topology()["going"] == {}
+    lab.now += 1000.0
+    assert lab.rim.idle() > 999.0

@@ -26,7 +26,7 @@ class Shape:
     spread: how unequal delays are (0: equal).
     limit: that the first client sets quotas.  lease: that a client leases an island
         for a while.  share: that a client publishes a result, and that one takes it.
-    stay: of a result that is there, that its client keeps it.
+    stay: of a result, that its client keeps it, when it is there or ahead.
     kill: that an upload is the last thing a client does, and reaches some hosts only.
     cancel: of a run, that it, some of its results or all of its client's runs are cancelled.
     keep: of a call, that its run goes on for its sake.  release: of a run, that one of its

@@ -163,8 +163,7 @@ class RandomClient:
         elif isinstance(command, Resolved):
             for buffer in command.buffers:
                 self.resolved.setdefault(buffer, []).append(command)
-                if self.shape.stay and self.rng.random() < self.shape.stay:
-                    self._keep(buffer)
+                self._perhaps_keep(buffer)
         elif isinstance(command, RunEnded):
             self.ended.setdefault(command.run, []).append(command)
 
@@ -194,9 +193,10 @@ class RandomClient:
             number = self._number()
             self.send(lambda t: HandleTaken(t, "take", self.name, name, (number,)))
 
-    def _keep(self, buffer: int) -> None:
-        name, there = f"of {self.name}: {self.rng.randint(1, 2)}", (buffer,)
-        self._unless_left(lambda t: HandlePublished(t, "keep", self.name, name, there, keep=True))
+    def _perhaps_keep(self, buffer: int, ahead: bool = False) -> None:
+        if self.shape.stay and self.rng.random() < self.shape.stay:
+            of = self.name, f"of {self.name}: {self.rng.randint(1, 2)}", (buffer,)
+            self._unless_left(lambda t: HandlePublished(t, "keep", *of, keep=True, ahead=ahead))
 
     def _work(self) -> None:
         for number in range(self.rng.randint(1, self.shape.programs)):
@@ -212,10 +212,8 @@ class RandomClient:
 
     def _register(self, plan: Plan) -> None:
         self.registered.add(plan.key)
-        for function, where in _functions(plan):
-            self.send(
-                lambda t, f=function, w=where: FunctionAnnounced(t, "announce", self.name, f, w)
-            )
+        for f, w in _functions(plan):
+            self.send(lambda t, f=f, w=w: FunctionAnnounced(t, "announce", self.name, f, w))
         self.send(lambda t: ProgramRegistered(t, "register", self.name, plan))
 
     def _forget(self, plan: Plan) -> None:
@@ -261,6 +259,8 @@ class RandomClient:
             self.world.agenda.after(self.rng.random() * 0.01, self._forget, plan)
         if self.rng.random() < self.shape.share:
             self._publish_or_take(outputs)
+        for buffer in outputs:
+            self._perhaps_keep(buffer, ahead=True)
         for buffer in (*inputs, *outputs):
             if buffer is not None and self.rng.random() < self.shape.drop:
                 self.world.agenda.after(self.rng.random() * 0.02, self._drop, buffer)

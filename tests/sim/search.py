@@ -10,7 +10,7 @@ with every rule in force and checks after every event, and at the end, that
 * every handle that was resolved and is still kept has its value, and the right one,
   on all hosts of its slice (as long as these live),
 * nothing is left, in the core and on hosts, when all clients have gone, and what they kept
-  was taken by clients that came back for it, or was ended by an owner.
+  was taken by clients that came back for it, and is right, or was ended by an owner.
 
 Clients leave, or are killed in the middle of an upload; hosts die, come back,
 stand still, report twice; devices and bytes are limited; islands are leased; programs are
@@ -92,8 +92,8 @@ STORM = Shape(islands=3, hosts=3, clients=3, runs=12, memory=(20, 60), lose=0.7,
 STRAIGHT = replace(STORM, straight=0.95, nodes=12, wide=0.0, memory=(60, 120))
 """The same where hosts launch most gangs in rows."""
 
-KEEPING = replace(STORM, stay=0.2)
-"""The same where clients keep what they have made, and come back for it."""
+KEEPING = replace(STORM, stay=0.2, decide=0.2)
+"""The same where clients keep what they have made, or will have, and come back for it."""
 
 EXCHANGING = replace(
     STORM, exchange=1.0, runs=20, slices=4, memory=(80, 160), cancel=0.002, fail=0.001, lose=0.3,
@@ -211,7 +211,7 @@ def search(
             if not client.left:
                 world.disconnect(client.name)
         world.agenda.run(calls=200_000)
-        _come_back(world, rng)
+        broken = broken or _come_back(world, clients, rng)
         world.agenda.run(calls=200_000)
         broken = broken or _empty(world)
     except (AssertionError, InvalidTransition) as error:
@@ -346,18 +346,23 @@ def _over_limit(world: World) -> str:
     return ""
 
 
-def _come_back(world: World, rng: random.Random) -> None:
+def _come_back(world: World, clients: list[RandomClient], rng: random.Random) -> str:
     """For everything that is kept its client comes back and takes it, or an owner ends it."""
+    broken = ""
     for number, (name, kept) in enumerate(sorted(world.control.sharing.names.items()), 90):
         comer = kept[0] if rng.random() < 0.5 else f"owner-{number}"
         client = RandomClient(world, comer, number, Shape(), rng)
         world.connect(client, number)
         taken = (number << 32) + 1
         client.send(lambda t, c=client, n=name, b=taken: HandleTaken(t, "take", c.name, n, (b,)))
+        world.agenda.run(calls=200_000)
+        client.contents = {b: content for c in clients for b, content in c.contents.items()}
+        broken = broken or _kept(world, [client])
         client.send(lambda t, c=client, n=name: HandleUnpublished(t, "end", c.name, n))
         world.agenda.run(calls=200_000)
         world.disconnect(comer)
         world.agenda.run(calls=200_000)
+    return broken
 
 
 def _empty(world: World) -> str:

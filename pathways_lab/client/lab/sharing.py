@@ -40,15 +40,18 @@ from pathways_lab.transport.codec import unpack
 from pathways_lab.transport.deferred_signals import HeldBack
 
 
-def publish(session: Session, name: str, tree: Any, keep: bool = False, to: str = "") -> None:
+def publish(
+    session: Session, name: str, tree: Any, keep: bool = False, to: str = "", ahead: bool = False
+) -> None:
     """Let other clients take *tree* by *name*.  Raises PathwaysError when refused.
 
     keep: when all of it is there, and so that it stays when this client leaves.
+    ahead: before it is there; the runs that make it go on when this client leaves.
     to: the one client that may take it.
     """
     fields, about = _shared(session, name, tree, to)
     if keep:
-        fields["keep"] = True
+        fields |= {"keep": True, "ahead": ahead}
     ask = session.connection.questions.ask
     ask("publish", fields, None if keep else 60.0, [about], f"values to keep as {name!r}")
 
@@ -260,8 +263,8 @@ class Sharing:
         in ``lab.slices``: nothing moves, and functions that are compiled for them are not compiled
         again.  They count on the account of this name, and in its quotas, until :meth:`unpublish`;
         other clients may take them meanwhile, like anything published.  Runs that are under way end
-        with this kernel.  Values end with their hosts, and with the lab: keep the lab itself with
-        ``pw.start(keep=...)``.
+        with this kernel, but for those that :meth:`detach` names.  Values end with their hosts, and
+        with the lab: keep the lab itself with ``pw.start(keep=...)``.
 
         Raises PathwaysError when a value fails, and for a client without a name of its own.
 
@@ -269,6 +272,27 @@ class Sharing:
         >>> lab.keep(state=state)       # and the kernel may die; doctest: +SKIP
         >>> state = pw.connect("mine").kept["state"]         # doctest: +SKIP
         """
+        self._keep(trees, ahead=False)
+
+    def detach(self, **trees: Any) -> None:
+        """Have values outlive this kernel that are still to come: their runs go on without it.
+
+        trees: as for :meth:`keep`.  Returns when what the runs need of this kernel (the arrays that
+            it uploads) is on devices, and not when they have begun.
+
+        All runs that make these values go on where they stand, also those that wait for their turn,
+        on the account of this client's name and in its quotas.  Its next client finds the values in
+        :attr:`kept` and waits for them there; when a run has failed, looking there raises why.
+        ``lab.cancel(lab.kept["out"])`` cancels the runs.
+
+        Raises PathwaysError when a value has failed, and for a client without a name of its own.
+
+        >>> lab.detach(state=train(state))    # and the kernel may restart; doctest: +SKIP
+        >>> state = pw.connect("mine").kept["state"].result()        # doctest: +SKIP
+        """
+        self._keep(trees, ahead=True)
+
+    def _keep(self, trees: dict[str, Any], ahead: bool) -> None:
         name = self.session.connection.name
         if why_no_name(name):
             raise failures.failure(
@@ -278,7 +302,7 @@ class Sharing:
                 'come with a name of your own: pw.connect(..., name="ann"), pw.start(keep="mine")',
             )
         for key, tree in trees.items():
-            publish(self.session, key, tree, keep=True)
+            publish(self.session, key, tree, keep=True, ahead=ahead)
 
     @property
     def kept(self) -> Kept:

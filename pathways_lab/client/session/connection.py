@@ -416,9 +416,13 @@ class Connection:
             if not self.under_way:
                 self.over()
 
-    def cancel(self, buffers: Iterable[Buffer]) -> None:
-        """Cancel what is not granted of the runs that make *buffers* and of what they wait for."""
+    def cancel(self, buffers: Sequence[Buffer], *, earlier: bool = False) -> None:
+        """Cancel what is not granted of the runs that make *buffers* and of what they wait for.
+
+        earlier: also of runs that an earlier client of this name has submitted.
+        """
         self.flush()
+        others = [b.id for b in buffers if earlier and not (b.run or b.done)]
         seen: set[int] = set()
         todo = [buffer.run for buffer in buffers]
         while todo:
@@ -426,8 +430,8 @@ class Connection:
             if run is not None and run.id not in seen:
                 seen.add(run.id)
                 todo += [buffer.run for buffer in run.inputs]
-        if seen:
-            self.send("cancel", {"runs": sorted(seen)})
+        if seen or others:
+            self.send("cancel", {"runs": sorted(seen), "buffers": others})
 
     # --- receiving: in the reactor's thread ----------------------------------------
 

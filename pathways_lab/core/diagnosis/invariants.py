@@ -150,14 +150,15 @@ def _seats(control: Control) -> None:
     """Slices in use have a client, or are kept for one that has left; so are names."""
     sharing, seats = control.sharing, control.keeping.seats
     held = {s for c in control.clients.values() for s in c.slices}
-    held |= {s for kept in seats.values() for s in kept}
+    held |= {s for seat in seats.values() for s in seat.slices}
     for slice_id, record in control.slices.items():
         assert slice_id in held or record.state in ("released", "lost"), f"{slice_id} is nobody's"
     for name, (client, buffers, _) in sharing.names.items():
         assert client in control.clients or name in sharing.kept, f"{name!r} of {client} is left"
         if client not in control.clients:
             states = {buffer.state for buffer in buffers}
-            assert states <= {"resident"}, f"{name!r} is kept, and its values are {states}"
+            fine = {"resident", "promised", "failed"} if name in sharing.ahead else {"resident"}
+            assert states <= fine, f"{name!r} is kept, and its values are {states}"
     given: Counter[tuple[int, str]] = Counter()
     for to, gifts in sharing.gifts.items():
         for (giver, name), (client, buffers, _) in gifts.items():
@@ -166,9 +167,17 @@ def _seats(control: Control) -> None:
             given.update((buffer.id, to) for buffer in buffers)
     noted = Counter((b.id, to) for b in control.state.store.buffers.values() for to in b.gifts)
     assert given == noted, f"buffers are kept for {noted - given}, and given to {given - noted}"
-    for client, kept in seats.items():
+    runs, going = control.state.runs, control.keeping.going.keys()
+    assert control.state.clients.keys() == control.clients.keys() | going
+    assert going <= seats.keys(), f"runs of {going - seats.keys()} go on, which has no seat"
+    for client, seat in seats.items():
         assert client not in control.clients, f"{client} is there, and has a seat"
         names = sharing.names_of(client)
-        assert names, f"nothing is kept for {client}"
+        assert names or client in going, f"nothing is kept for {client}"
         used = {buffer.slice for name in names for buffer in sharing.buffers(name)}
-        assert kept <= used, f"slices {kept - used} are kept for {client}, and no value on them"
+        used.update(*[runs[r].index.plan.slices for r in control.state.clients.get(client, ())])
+        idle = seat.slices - used
+        assert not idle, f"slices {idle} are kept for {client}, and nothing is or runs there"
+    for run in runs.values():
+        ends = run.cut is not None or run.state == "granted"
+        assert ends or run.client in control.state.clients, f"run {run.id} has no client"

@@ -256,6 +256,7 @@ class HandlePublished(Wished):
     """A client gives buffers that it has a name under which others may take them, all together.
 
     about: words for takers, never looked into.  keep: they stay when the client leaves.
+    ahead: also before they are there, and then the runs that make them go on without the client.
     to: the one client that may take them, once; "": anybody may.
     """
 
@@ -265,6 +266,7 @@ class HandlePublished(Wished):
     request: int = 0
     keep: bool = False
     to: str = ""
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,9 +578,13 @@ class RunWaited(Commanded):
 
 @dataclass(frozen=True, slots=True)
 class SlicesKept(ToClient):
-    """These stay for the next client of this name; None: nothing is kept for it any more."""
+    """These stay for the next client of this name; None: nothing is kept for it any more.
+
+    runs: those of its runs that go on without it.
+    """
 
     slices: tuple[SliceId, ...] | None
+    runs: tuple[Run, ...] = ()
 
 
 Command = (

@@ -9,8 +9,10 @@ and takes the values by their names.
 Names of clients are the identity here, so nothing moves, neither in the ledger nor on hosts: all
 that was the client's is the client's again.
 
-All runs of a client end when it leaves, so only values that are there can be kept: a publication
-that is to be kept waits for its values, and until then the one before has the name.
+The runs of a client end when it leaves, so a publication that is to be kept waits for its values,
+and until then the one before has the name.  But a client may keep a value *ahead*: when all that
+it uploaded for it is there.  Then the runs that make it go on when the client leaves, wherever
+they stand, with their slices and programs; and the name stays when they fail, for it says why.
 
 A seat ends with its last name: when an owner of the lab takes the names back, when values fail
 with their hosts, or when the client comes back.
@@ -30,6 +32,7 @@ from pathways_lab.core.checks import ClientRecord, refusal
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.messages import (
+    ClientJoined,
     ClientLeft,
     HandlePublished,
     HandleTaken,
@@ -44,9 +47,10 @@ from pathways_lab.core.state import State
 
 
 class Keeping:
-    """seats: by client that has left, the slices on which something of it is kept.
+    """seats: by client that has left, what is kept: slices, and the programs of its runs.
 
-    coming: publications that are to be kept, with those of their values that are not there.
+    going: clients that have left, and how many of their runs go on.
+    coming: publications that are to be kept, with what is not there of what they wait for.
     release(slice): nobody holds it any more.
     """
 
@@ -60,7 +64,8 @@ class Keeping:
         self.state = state
         self.sharing = sharing
         self.clients = clients
-        self.seats: dict[str, set[SliceId]] = {}
+        self.seats: dict[str, ClientRecord] = {}
+        self.going: dict[str, int] = {}
         self.coming: list[tuple[HandlePublished, list[BufferRecord]]] = []
         self._release = release
 
@@ -72,7 +77,8 @@ class Keeping:
             self._answer(event, self._give(event))
         elif event.keep:
             found = [self.state.store.find(number, event.client) for number in event.buffers]
-            self.coming.append((event, [buffer for buffer in found if buffer is not None]))
+            there = [buffer for buffer in found if buffer is not None]
+            self.coming.append((event, self._makers(there)[1] if event.ahead else there))
         else:
             self._answer(event, self.sharing.publish(event))
 
@@ -85,7 +91,9 @@ class Keeping:
         return self.sharing.give(event)
 
     def work(self) -> bool:
-        """Publish what is there now; of one name in the order in which it came."""
+        """Publish what is there now, of one name in the order in which it came; let go what only
+        runs used that are over."""
+        ended = self._end_runs()
         waiting: set[str] = set()
         coming, self.coming = self.coming, []
         for event, missing in coming:
@@ -96,7 +104,7 @@ class Keeping:
                 self.coming.append((event, missing))
             else:
                 self._answer(event, self.sharing.publish(event))
-        return len(self.coming) < len(coming)
+        return ended or len(self.coming) < len(coming)
 
     def unpublish(self, event: HandleUnpublished) -> None:
         """Take a name back: one's own, or as an owner that of a client that has left."""
@@ -129,54 +137,102 @@ class Keeping:
 
     # --- seats -------------------------------------------------------------------------
 
-    def leave(self, event: ClientLeft, record: ClientRecord) -> set[SliceId]:
+    def runs(self, client: str) -> set[int]:
+        """The runs of a client that go on when it leaves: those that make what it keeps."""
+        kept = self.sharing.kept.intersection(self.sharing.names_of(client))
+        made = self._makers([buffer for name in kept for buffer in self.sharing.buffers(name)])[0]
+        return made & self.state.clients[client]
+
+    def leave(self, event: ClientLeft, record: ClientRecord, going: set[int]) -> set[SliceId]:
         """A client leaves: its names end, but for those that are kept.
 
-        Returns its slices that stay.
+        going: its runs that go on.  Returns its slices that stay.
         """
-        self.coming = [entry for entry in self.coming if entry[0].client != event.client]
-        self.sharing.leave(event.client)
-        for name in self.sharing.names_of(event.client):
-            if name not in self.sharing.kept or self.sharing.failed(name):
+        client, state = event.client, self.state
+        self.coming = [entry for entry in self.coming if entry[0].client != client]
+        self.sharing.leave(client)
+        for name in self.sharing.names_of(client):
+            if name not in self.sharing.kept or self._worthless(name):
                 self.sharing.unpublish(name)
-        stay = {b.slice for b in self._buffers(event.client)} & record.slices
-        if self.sharing.names_of(event.client):
-            self.seats[event.client] = stay
-            self.state.out.append(SlicesKept(event.cause, event.client, tuple(sorted(stay))))
+        if going:
+            self.going[client] = len(going)
+            state.clients[client] = going
+        stay = self._used(client) & record.slices
+        if self.sharing.names_of(client):
+            plans = {i.plan.key: i for i in (state.runs[number].index for number in going)}
+            self.seats[client] = ClientRecord(plans, record.number, record.owner, stay)
+            told = SlicesKept(event.cause, client, tuple(sorted(stay)), tuple(sorted(going)))
+            state.out.append(told)
             self._forget_plans(record, stay)
         return stay
 
-    def back(self, client: str) -> set[SliceId]:
-        """The slices of a client that is there again."""
-        return {s for s in self.seats.pop(client, set()) if s in self.state.resources.slices}
+    def back(self, event: ClientJoined) -> ClientRecord:
+        """A client is there, perhaps again; its slices, and the programs of its runs."""
+        self.going.pop(event.client, None)
+        self.state.clients.setdefault(event.client, set())
+        seat = self.seats.pop(event.client, ClientRecord())
+        slices = {s for s in seat.slices if s in self.state.resources.slices}
+        return ClientRecord(seat.plans, event.number, event.owner, slices)
+
+    def _end_runs(self) -> bool:
+        """Some runs of clients that have left may be over: what only these used goes."""
+        left = {client: len(self.state.clients[client]) for client in self.going}
+        if left == self.going:
+            return False
+        self.going = {client: number for client, number in left.items() if number}
+        for client in left.keys() - self.going.keys():
+            del self.state.clients[client]
+        self._vacate()
+        return True
 
     def lost(self) -> None:
         """Values have failed: a name of nobody's whose values have failed is of no use."""
         for client in tuple(self.seats):
             for name in self.sharing.names_of(client):
-                if self.sharing.failed(name):
+                if self._worthless(name):
                     self.sharing.unpublish(name)
         self._vacate()
 
+    def _worthless(self, name: str) -> bool:
+        return self.sharing.failed(name) and name not in self.sharing.ahead
+
     def _vacate(self) -> None:
         """Slices on which nothing is kept any more go, and seats without a name."""
-        for client, held in tuple(self.seats.items()):
-            used = {buffer.slice for buffer in self._buffers(client)}
-            unused = held - used
-            if self.sharing.names_of(client):
-                held &= used
-            else:
+        for client, seat in tuple(self.seats.items()):
+            unused = seat.slices - self._used(client)
+            seat.slices -= unused
+            over = client not in self.going and not self.sharing.names_of(client)
+            if over:
                 del self.seats[client]
-            if unused or client not in self.seats:
-                kept = tuple(sorted(held)) if client in self.seats else None
-                self.state.out.append(SlicesKept(self.state.cause, client, kept))
+            if unused or over:
+                kept = None if over else tuple(sorted(seat.slices))
+                runs = tuple(sorted(self.state.clients.get(client, ())))
+                self.state.out.append(SlicesKept(self.state.cause, client, kept, runs))
             for slice_id in sorted(unused & self.state.resources.slices.keys()):
                 self._release(slice_id)
 
-    def _buffers(self, client: str) -> list[BufferRecord]:
-        """Values that are kept under names of a client."""
-        names = self.sharing.names_of(client)
-        return [buffer for name in names for buffer in self.sharing.buffers(name)]
+    def _used(self, client: str) -> set[SliceId]:
+        """Slices with values that are kept under names of a client, or with runs that go on."""
+        names, runs = self.sharing.names_of(client), self.state.clients.get(client, ())
+        used = {buffer.slice for name in names for buffer in self.sharing.buffers(name)}
+        return used.union(*[self.state.runs[number].index.plan.slices for number in runs])
+
+    def _makers(self, buffers: list[BufferRecord]) -> tuple[set[int], list[BufferRecord]]:
+        """The runs that are still to make buffers, and the uploads that are still to come."""
+        makers: set[int] = set()
+        uploads: list[BufferRecord] = []
+        todo = list(buffers)
+        while todo:
+            buffer = todo.pop()
+            run = self.state.runs.get(buffer.maker)
+            if buffer.state != "promised":
+                continue
+            if run is None:
+                uploads.append(buffer)
+            elif run.id not in makers:
+                makers.add(run.id)
+                todo += [each for each in run.inputs if each is not None]
+        return makers, uploads
 
     def _forget_plans(self, record: ClientRecord, stay: set[SliceId]) -> None:
         """Hosts would have them as long as the slices; no gang of them will get a place."""

@@ -45,6 +45,8 @@ Publication = tuple[str, tuple[BufferRecord, ...], bytes]
 class Sharing:
     """names: publications by name.  kept: those of them that stay when their publisher leaves.
 
+    ahead: those of the kept ones that got their name before they were there.
+
     gifts: publications to one client, by that client, and by who gave them and their name.
     """
 
@@ -53,6 +55,7 @@ class Sharing:
         self.uploads = uploads
         self.names: dict[str, Publication] = {}
         self.kept: set[str] = set()
+        self.ahead: set[str] = set()
         self.gifts: dict[str, dict[tuple[str, str], Publication]] = {}
 
     def names_of(self, client: str) -> list[str]:
@@ -89,9 +92,8 @@ class Sharing:
         if known is not None:
             self._end(event.name, {*known[1]} - {*buffers})
         self.names[event.name] = event.client, tuple(buffers), event.about
-        self.kept.discard(event.name)
-        if event.keep:
-            self.kept.add(event.name)
+        for wanted, names in ((event.keep, self.kept), (event.ahead, self.ahead)):
+            (names.add if wanted else names.discard)(event.name)
         self.state.out.append(Published(self.state.cause, event.client, event.name, event.keep))
         return None
 
@@ -150,6 +152,7 @@ class Sharing:
         """Nobody can take it by this name any more."""
         client, buffers, _ = self.names.pop(name)
         self.kept.discard(name)
+        self.ahead.discard(name)
         self._end(name, buffers)
         self.state.out.append(Unpublished(self.state.cause, client, name))
 
@@ -163,8 +166,11 @@ class Sharing:
             self.state.store.settle(buffer)
             self.uploads.dropped(buffer)
 
-    def take(self, event: HandleTaken) -> str | None:
-        """Give a client references of its own.  Why not, or None."""
+    def take(self, event: HandleTaken) -> str | Failure | None:
+        """Give a client references of its own.  Why not, or None.
+
+        Values that have failed are only taken together with others that are good.
+        """
         key = event.giver, event.name
         gift = self.gifts.get(event.client, {}).get(key)
         known = gift if event.giver else self.names.get(event.name)
@@ -182,6 +188,10 @@ class Sharing:
             return "this client has published it itself, and has the handle"
         if len(numbers) != len(buffers):
             return f"it is {len(buffers)} arrays, and {len(numbers)} were asked for: take it again"
+        dead = [buffer for buffer in buffers if buffer.failure is not None]
+        of = self.state.resources.slices
+        if dead and (len(dead) == len(buffers) or any(of[b.slice].failure for b in dead)):
+            return dead[0].failure
         for number, buffer in zip(numbers, buffers, strict=True):
             self.state.store.refer(buffer, event.client, number)
         if gift is not None:

@@ -28,17 +28,18 @@ from pathways_lab.notebook.kernel.cell_text import VALUE, Cell, at_home
 class Done:
     """One submitted run of a cell.
 
-    value: of the last expression.
+    value: of the last expression.  assigned: by name, what the cell assigned.
     buffers: what the run makes; they end when it ends, and keep no array alive.
+    runs: numbers of the runs that make the results.  gangs: how many gangs these have.
+    since: when it was submitted (the records' clock); None: that is not known.
     """
 
     value: Any = None
+    assigned: dict[str, Any] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
-
-    @property
-    def runs(self) -> frozenset[int]:
-        """Numbers of the runs that make the results."""
-        return frozenset(buffer.run for buffer in self.buffers if buffer.run)
+    runs: frozenset[int] = frozenset()
+    gangs: int = 0
+    since: float | None = None
 
     @property
     def outcome(self) -> str:
@@ -96,10 +97,12 @@ class NotebookProgram:
         """
         with tagged(priority=self._priority or None):
             assigned = self._program(self._values(changed))
-        done = Done(assigned.pop(VALUE, None))
+        done = Done(assigned.pop(VALUE, None), gangs=self.gangs)
         for name, value in assigned.items():
-            self._names[name] = at_home(value, self._names, self._away)
+            done.assigned[name] = at_home(value, self._names, self._away)
+        self._names.update(done.assigned)
         done.buffers = [handle.pending for handle in handles_in([*assigned.values(), done.value])]
+        done.runs = frozenset(buffer.run for buffer in done.buffers if buffer.run)
         return done
 
     def __call__(self, **changed: Any) -> Any:

@@ -26,7 +26,7 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.program import Line
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.notebook import dashboard
-from pathways_lab.notebook.kernel import line_index
+from pathways_lab.notebook.kernel import detached, line_index
 from pathways_lab.notebook.kernel.cell_runner import Done, NotebookProgram
 from pathways_lab.notebook.kernel.cell_text import Cell, CellRefused, parse
 from pathways_lab.notebook.kernel.errors import Renderer, running_cell
@@ -110,6 +110,10 @@ class PathwaysMagics(magic.Magics):
         "--dispatch", choices=DISPATCH, default="parallel",
         help="the hosts' work for all nodes at once, or for one after the other",
     )  # fmt: skip
+    @argument(
+        "--detach", action="store_true",
+        help="it goes on when the kernel restarts; %%pw_attach name finds it again",
+    )  # fmt: skip
     @argument("--dry-run", action="store_true", help="capture and lower it, and run nothing")
     @cell_magic
     def pw_program(self, line: str, cell: str) -> Any:
@@ -118,13 +122,16 @@ class PathwaysMagics(magic.Magics):
         Arrays and handles that the cell reads are its inputs, the names that it
         assigns become handles at once, and ``name`` is bound to the program:
         ``name()`` runs the cell again with the present values.  The output is a
-        live view, which becomes a static picture when the run has ended.
+        live view, which becomes a static picture when the run has ended.  With ``--detach``
+        the run goes on when the kernel restarts, and ``%pw_attach name`` finds it again.
 
             %%pw_program step --show queues,memory
             hidden = embed(weights, batch)
             loss = head(others, hidden)
         """
         options = options_of(self.pw_program, line)
+        if options.detach and not options.name:
+            raise UsageError("--detach needs a name to find the run by: %%pw_program name --detach")
         name = options.name or "cell"
         if not name.isidentifier():
             raise UsageError(f"{name!r} cannot be bound: a program's name must be a Python name")
@@ -150,7 +157,12 @@ class PathwaysMagics(magic.Magics):
             start = lab.timeline.clock()
             # An error without a line is one of the cell, not of the call of this magic.
             with failures.at(self._line(1)):
+                if options.detach:
+                    lab.detach()  # a client that cannot is refused before anything runs
                 done = program.run()
+                done.since = start
+                if options.detach and done.buffers:
+                    detached.detach(lab, name, done)
         except (CellRefused, SyntaxError) as error:
             raise self._refused(error, name) from None
         except Exception as error:
@@ -163,8 +175,30 @@ class PathwaysMagics(magic.Magics):
                 " call a compiled function in it, or use arrays and handles"
             )
         if done.buffers:
-            self._follow(lab, program, done, start, options)
+            self._follow(lab, name, done, options)
+            if program.may_print and self.printed.in_notebook:
+                self.printed.adopt(lab.session, done.runs, pane_below_cell())
         return done.value
+
+    @with_arguments()
+    @argument("name", help="of a program that ran with --detach, or of anything that is kept")
+    @argument(
+        "--show", action=Panels, default=(), metavar="PANELS",
+        help=f"panels of the live view, with commas between them: {', '.join(PANELS)}",
+    )  # fmt: skip
+    @argument("--no-view", action="store_true", help="show no live view")
+    @line_magic
+    def pw_attach(self, line: str) -> None:
+        """Find a run again that went on without its kernel (``%%pw_program name --detach``).
+
+        The names that its cell assigned are bound to handles of this kernel, and its picture
+        goes on below this line.  ``lab.cancel(lab.kept[name])`` cancels it.
+        """
+        options = options_of(self.pw_attach, line)
+        lab = labs.current()
+        done = detached.attach(lab, options.name)
+        self.shell.user_ns.update(done.assigned)
+        self._follow(lab, options.name, done, options)
 
     def _parse(self, line: str, cell: str) -> Cell:
         # The magic's own line stays in the text, so that numbers are the editor's.
@@ -198,12 +232,10 @@ class PathwaysMagics(magic.Magics):
         if name:
             self.shell.user_ns[name] = program
 
-    def _follow(
-        self, lab: Lab, program: NotebookProgram, done: Done, start: float, options: Any
-    ) -> None:
-        """Show the run below the cell: the live view, and what its functions print."""
+    def _follow(self, lab: Lab, name: str, done: Done, options: Any) -> None:
+        """Show the run below the cell, live."""
         if not self.printed.in_notebook:
-            print(f"{program.__name__}: submitted; lab.view() tells how far it is")
+            print(f"{name}: {done.outcome or 'submitted; lab.view() tells how far it is'}")
         elif not options.no_view:
             from pathways_lab.notebook.view.view import View
 
@@ -211,15 +243,13 @@ class PathwaysMagics(magic.Magics):
             View(
                 lab.timeline,
                 options.show,
-                title=program.__name__,
-                origin=start,
+                title=name,
+                origin=done.since,
                 runs=done.runs,
-                gangs=program.gangs,
+                gangs=done.gangs,
                 ended=lambda: done.outcome or ("ended" if lab.closed else ""),
-                cancel=lambda: connection.cancel(done.buffers),
+                cancel=lambda: connection.cancel(done.buffers, earlier=True),
             ).show()
-        if program.may_print and self.printed.in_notebook:
-            self.printed.adopt(lab.session, done.runs, pane_below_cell())
 
     # --- the cluster ------------------------------------------------------------------
 

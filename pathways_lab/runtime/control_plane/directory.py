@@ -151,10 +151,14 @@ class Function(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """A place for a client that comes back.  holder: of its invitation; slices: that are kept."""
+    """A place for a client that comes back.
+
+    holder: of its invitation.  slices, runs: that are kept, and go on without it.
+    """
 
     holder: int
     slices: tuple[SliceId, ...]
+    runs: tuple[Run, ...]
 
 
 @dataclass(slots=True)
@@ -299,28 +303,41 @@ class Registry:
     def forget_client(self, name: str) -> None:
         """The client left; its slices are forgotten as the core frees them.
 
-        Code stays with slices that are kept: they compute with it again.
+        Code stays with slices that are kept: they compute with it again.  So do runs that go on,
+        with their programs.
         """
         client = self.clients.pop(name, None)
         if client is None:
             return
+        _, stay, going = self.seats.get(name, Seat(0, (), ()))
         for run in [run for run, (owner, _) in self.programs.items() if owner == name]:
-            self.forget_run(run)
+            if run not in going:
+                self.forget_run(run)
+        needed = {self.programs[run][1] for run in going}
         for key in [key for key, (owner, _) in self.plans.items() if owner == name]:
-            del self.plans[key]
-        stay = self.seats[name].slices if name in self.seats else ()
+            if key not in needed:
+                del self.plans[key]
         self.taken = {entry for entry in self.taken if entry[0] != client.number}
         mine = [
             a for a in self.functions if a[1] >> 32 == client.number or a[1] in client.inherited
         ]
         self.forget_programs((), [a for a in mine if a[1] not in stay])
 
-    def seat(self, name: str, slices: tuple[SliceId, ...] | None) -> None:
-        """These slices are kept for the next client of a name; None: it has no seat any more."""
+    def seat(
+        self, name: str, slices: tuple[SliceId, ...] | None, runs: tuple[Run, ...] = ()
+    ) -> None:
+        """These slices are kept for the next client of a name; None: it has no seat any more.
+
+        runs: those of its runs that go on.
+        """
         client, seat = self.clients.get(name), self.seats.pop(name, None)
         holder = client.holder if client is not None else seat.holder if seat is not None else 0
         if slices is not None:
-            self.seats[name] = Seat(holder, slices)
+            self.seats[name] = Seat(holder, slices, runs)
+
+    def going(self, name: str) -> list[Run]:
+        """The runs of a client that has left that go on without it."""
+        return [run for run in self.seats[name].runs if run in self.programs]
 
     def workers_in_use(self) -> frozenset[str]:
         """The Dask workers on whose devices there are slices."""
@@ -357,6 +374,7 @@ class Registry:
             "clients": list(self.clients),
             "published": dict(self.published),
             "kept": sorted(self.kept),
+            "going": {name: len(self.going(name)) for name in self.seats if self.going(name)},
         }
 
     def policy_in_force(self) -> dict[str, Any]:

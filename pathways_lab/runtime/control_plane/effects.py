@@ -194,8 +194,8 @@ class Commands:
                 self._registry.published[name] = client
                 (self._registry.kept.add if kept else self._registry.kept.discard)(name)
                 self._tell.topology()
-            case m.SlicesKept(client=client, slices=slices):
-                self._registry.seat(client, slices)
+            case m.SlicesKept(client=client, slices=slices, runs=runs):
+                self._registry.seat(client, slices, runs)
             case m.Unpublished(name=name):
                 self._registry.published.pop(name, None)
                 self._registry.kept.discard(name)

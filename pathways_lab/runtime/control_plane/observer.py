@@ -85,6 +85,22 @@ class Observer:
         self._ended(reason)
 
 
+def look(control: ControlAddress) -> Mapping[str, Any]:
+    """The topology message of a lab as it is now: its hosts, clients and kept values.
+
+    Raises what :meth:`Reactor.connect` raises.
+    """
+    reactor = Reactor("observer", lambda *_: None, lambda *_: None)
+    reactor.start()
+    try:
+        context = tls.client_context(control.tls)
+        link = reactor.connect(control.address, control.key, {"role": "observer"}, context=context)
+        told: Mapping[str, Any] = link.peer["topology"]
+    finally:
+        reactor.close()
+    return told
+
+
 def _records(topology: Mapping[str, Any], now: float) -> list[Record]:
     """A topology message, as the events from which it came, all *now*."""
     out: list[Record] = []

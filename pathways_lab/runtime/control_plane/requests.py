@@ -314,7 +314,11 @@ def _publish(letter: _Letter) -> m.Event:
     keep, to = message.keep, message.to
     if keep and to:
         raise Rejected("name", "what is given to one client cannot be kept: it ends when taken")
-    return m.HandlePublished(*letter.by, name, message.buffers, about, message.id, keep, to)
+    if message.ahead and not keep:
+        raise Rejected("name", "only what is kept can be kept ahead of its values")
+    return m.HandlePublished(
+        *letter.by, name, message.buffers, about, message.id, keep, to, message.ahead
+    )
 
 
 def _unpublish(letter: _Letter) -> m.Event:
