@@ -200,8 +200,9 @@ def test_random_programs_that_decide_equal_plain_jax(
         "cond": pw.cond, "switch": pw.switch,
     }  # fmt: skip
     x = np.arange(4, dtype=np.float32) + start
-    made = pw.program(lambda v: played(body, kit["end"](v), kit))(x)
-    np.testing.assert_array_equal(made.result(), played(body, jax.device_put(x), PLAIN))
+    program = pw.program(lambda v: played(body, kit["end"](v), kit))
+    np.testing.assert_array_equal(program(x).result(), played(body, jax.device_put(x), PLAIN))
+    assert "func.func public" in program.mlir(x), "the dialect has verified it"
 
 
 def test_a_program_that_decides_is_not_fused(places: list[pw.Slice]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from pathways_lab.client.program import mlir
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.runtime import jax_private
 from tests.client.kit import FakeLab
@@ -49,7 +52,8 @@ def short(line: str) -> str:
         line = line.replace(f", sharding=<@mesh_{mesh}, [", ", [")
     for dimensions in ('{"data"}, {}', '{"x"}, {"y"}', '{"x"}'):
         line = line.replace(f"[{dimensions}]>>", f"{dimensions})")
-    return line.replace("HERE<tensor", "HERE(tensor").replace("f32>>", "f32>)").strip()
+    line = re.sub(r"(f32|i32)>>", r"\1>)", line)
+    return line.replace("HERE<tensor", "HERE(tensor").strip()
 
 
 def program(fake: FakeLab) -> pw.program:
@@ -114,3 +118,69 @@ def test_callbacks_are_refused_with_the_function_named(fake: FakeLab) -> None:
 
 def test_a_program_in_which_nothing_runs(fake: FakeLab) -> None:
     assert pw.program(lambda x: x).mlir(X) == "module {}"
+
+
+DECIDES = """
+func.func private @choose_decision1_case0(%arg0: HERE(tensor<f32>)) -> HERE(tensor<f32>)
+%0 = mpmd.fragment_call<mesh="s1", origin=["double"]> @double_s1(%arg0) : (HERE(tensor<f32>)) -> \
+HERE(tensor<f32>)
+return %0 : HERE(tensor<f32>)
+}
+func.func private @choose_decision1_case1(%arg0: THERE(tensor<f32>)) -> HERE(tensor<f32>)
+%0 = mpmd.fragment_call<mesh="s2", origin=["far"]> @far_s2(%arg0) : (THERE(tensor<f32>)) -> \
+THERE(tensor<f32>)
+%1 = mpmd.transfer %0 : (THERE(tensor<f32>)) -> HERE(tensor<f32>)
+%2 = mpmd.transfer %1 : (HERE(tensor<f32>)) -> HERE(tensor<f32>)
+return %2 : HERE(tensor<f32>)
+}
+func.func public @choose(%arg0: HERE(tensor<i32>), %arg1: HERE(tensor<f32>), %arg2: \
+THERE(tensor<f32>)) -> HERE(tensor<f32>)
+%0 = mpmd.fragment_call<mesh="s1", origin=["(ne+convert_element_type+clip)"]> \
+@_ne_convert_element_type_clip__s1(%arg0) : (HERE(tensor<i32>)) -> HERE(tensor<i32>)
+%1 = mpmd.unassign %0 : (HERE(tensor<i32>)) -> tensor<i32>
+%extracted = tensor.extract %1[] : tensor<i32>
+%2 = arith.index_cast %extracted : i32 to index
+%3 = scf.index_switch %2 -> HERE(tensor<f32>)
+case 0 {
+%4 = func.call @choose_decision1_case0(%arg1) : (HERE(tensor<f32>)) -> HERE(tensor<f32>)
+scf.yield %4 : HERE(tensor<f32>)
+}
+default {
+%4 = func.call @choose_decision1_case1(%arg2) : (THERE(tensor<f32>)) -> HERE(tensor<f32>)
+scf.yield %4 : HERE(tensor<f32>)
+}
+return %3 : HERE(tensor<f32>)
+}
+"""
+
+
+def test_a_decision_is_a_switch_over_functions_on_a_value_read_off_its_mesh(fake: FakeLab) -> None:
+    here, there = fake.slice(2, axes=("data",)), fake.slice(2, 2, axes=("x", "y"), island="island1")
+    double = pw.jit(lambda x: 2 * x, on=here, name="double")
+    far = pw.jit(lambda x: x + 1, on=there, name="far")
+
+    @pw.program
+    def choose(n, x):
+        return pw.cond(n, lambda x: pw.device_put(far(x), here.sharding()), double, x)
+
+    text = choose.mlir(np.int32(1), np.float32(3))
+    lines = [short(line).partition(" attributes")[0] for line in text.splitlines()]
+    first = next(n for n, line in enumerate(lines) if "case0(" in line)
+    assert "\n".join(lines[first:]).startswith(DECIDES.replace("\\\n", "").strip())
+
+
+def test_loops_are_chains_of_decisions_up_to_a_length(fake: FakeLab) -> None:
+    on = fake.slice(1)
+    less = pw.jit(lambda x: x - 1, on=on, name="less")
+    for most in (mlir.DEEPEST, mlir.DEEPEST + 1):
+
+        @pw.program
+        def loop(x, most=most):
+            return pw.until(lambda x: x < 0, less, x, at_most=most)
+
+        if most == mlir.DEEPEST:
+            assert loop.mlir(np.float32(3)).count("scf.index_switch") == most
+        else:
+            with pytest.raises(PathwaysError, match="takes up to 101 decisions in a row") as error:
+                loop.mlir(np.float32(3))
+            assert "at_most=" in error.value.failure.remedy

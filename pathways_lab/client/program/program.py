@@ -227,12 +227,11 @@ class CapturedProgram:
     def mlir(self) -> str:
         """The program in Shardy's ``mpmd`` dialect, verified: meshes, fragments, transfers.
 
-        Raises PathwaysError for functions that call back into Python.
+        Decisions are ``scf.index_switch`` on a value that is read off its mesh.
+
+        Raises PathwaysError for functions that call back into Python, and for loops of more than
+        100 turns.
         """
-        if self.prepared is not None and any(s.node.when for s in self.prepared.plan.steps):
-            raise failures.capture_failure(
-                f"the mpmd dialect has no conditions, and {self.name!r} decides", "see ir()"
-            )
         return "module {}" if self.prepared is None else mlir.mpmd(self.prepared)
 
     def __repr__(self) -> str:
