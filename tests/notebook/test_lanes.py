@@ -115,6 +115,27 @@ def test_a_straggler_has_its_own_lane_while_that_is_shown() -> None:
     assert names(scene) == ["s0 · 12 devices"], "nothing of it is shown any more"
 
 
+@pytest.mark.parametrize("first", ["early", "later", "last"])
+def test_one_host_that_is_early_makes_no_other_one_late(first: str) -> None:
+    """It has a lane of its own, however soon its word comes."""
+    records = late(training(2, islands=1, hosts=5), "island0/host1", -0.015)
+    order = {"early": 0, "later": 1, "last": 9}[first]
+    ordered = sorted(records, key=lambda r: (
+        round(arrival(r), 1), order if getattr(r, "host", "") == "island0/host1" else 1
+    ))  # fmt: skip
+    scene = Scene(0.0, 0.5)
+    for record in ordered:
+        scene.add([record], 0.5)
+    assert not scene.late(0.5)
+    assert names(scene) == ["s0 · 16 devices", "host1 ×4"]
+
+
+def test_those_that_go_on_are_not_late_where_one_host_has_ended() -> None:
+    records = late(training(1, islands=1, hosts=4), "island0/host1", -0.035)
+    first = min(r.end for r in records if isinstance(r, Span) and r.host == "island0/host1")
+    assert names(scene_of(records, first + 0.03)) == ["s0 · 16 devices"]
+
+
 def test_a_straggler_is_seen_before_it_ends() -> None:
     records = late(training(1, islands=1, hosts=2), "island0/host1", 3.0)
     scene = scene_of(records, 0.5)

@@ -5,7 +5,9 @@ thing many times, and the one device that differs is lost among its like.
 
 Rule for maintainers: bars are kept for each row of :mod:`.row_layout`; a lane draws those of its
 first row and counts them for all of its devices, so folding and unfolding lose nothing.  Devices
-are alike that computed for the same slices, whose hosts differ by less than can be seen.
+are alike that computed for the same slices, whose hosts differ by less than can be seen.  A host
+differs from the middle one of the first three that told of a gang, so one host that is early
+makes no other one late.
 
 Paper: section 4.4 (gangs).
 """
@@ -83,21 +85,51 @@ class Lanes:
         unfolded ^= turned
 
 
+class _Took(NamedTuple):
+    """When a host began a gang and ended it, in seconds."""
+
+    host: str
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class _Ends:
+    """A gang, as its hosts tell of it.  first: the first three of them.  hosts: how many there
+    are so far.  last: the newest one, which tells of each of its rows."""
+
+    first: list[_Took] = field(default_factory=list)
+    hosts: int = 0
+    last: str = ""
+
+    @property
+    def usual(self) -> _Took:
+        """The middle one of the first three; the earlier one of two."""
+        in_order = sorted(self.first, key=lambda took: took[:0:-1])
+        return in_order[(len(in_order) - 1) // 2]
+
+
+Differing = dict[str, tuple[float, float]]
+"""By host, by how much it differed most, and until when that is shown, in seconds."""
+
+
 @dataclass(slots=True)
 class Alike:
     """Which devices do alike, as computations tell.
 
-    of: the slices that each device computed for.  late: of each host that differed from others of
-    its gang, by how much most, and until when that is shown (seconds).  worst: some of them,
-    which have rows of their own.
+    of: the slices that each device computed for.  late, early: hosts that differed from what is
+    usual for a gang.  worst: some late ones, which have rows of their own.
     """
 
     of: dict[Lane, frozenset[Of]] = field(default_factory=dict)
-    late: dict[str, tuple[float, float]] = field(default_factory=dict)
+    late: Differing = field(default_factory=dict)
+    early: Differing = field(default_factory=dict)
     worst: tuple[str, ...] = ()
     version: int = 0
     _told: set[tuple[int, str, tuple[Lane, ...]]] = field(default_factory=set)
-    _ended: dict[tuple[int, int], tuple[str, float, float]] = field(default_factory=dict)
+    _ended: dict[tuple[int, int], _Ends] = field(default_factory=dict)
+    _pairs: dict[tuple[int, int], tuple[str, float, float]] = field(default_factory=dict)
+    """The later one of two hosts, where no third one has told yet, as in *late*."""
 
     def computed(self, slice_id: int, lanes: tuple[Lane, ...], machine: Machine) -> None:
         """*lanes*, all of one host, computed for a slice."""
@@ -127,11 +159,31 @@ class Alike:
             self._ends(bar, host)
 
     def _ends(self, gang: Bar | Span, host: str) -> None:
-        seen = self._ended.setdefault((gang.run, gang.step), (host, gang.start, gang.end))
-        if seen[0] != host:
-            self._differ(seen, (host, gang.start, gang.end))
+        key = gang.run, gang.step
+        ends = self._ended.get(key)
+        if ends is None:
+            ends = self._ended[key] = _Ends()
+        if host == ends.last or any(host == told.host for told in ends.first):
+            return
+        took, ends.last = _Took(host, gang.start, gang.end), host
+        ends.hosts += 1
+        if ends.hosts <= 3:
+            ends.first.append(took)
+        if ends.hosts == 2:
+            one = ends.usual
+            other = next(each for each in ends.first if each is not one)
+            if by := _by(one, other):
+                later = other if by > 0 else one
+                self._pairs[key] = later.host, abs(by), max(one.end, other.end)
+        elif ends.hosts > 2:
+            self._pairs.pop(key, None)
+            for each in ends.first if ends.hosts == 3 else (took,):
+                self._differ(ends.usual, each)
         elif len(self._ended) > KEPT:
-            del self._ended[next(iter(self._ended))]
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            if oldest in self._pairs:
+                _note(self.late, *self._pairs.pop(oldest))
 
     def parts(self, items: Iterable[Item], machine: Machine, start: float, seen: float) -> bool:
         """Compare computations where devices of many hosts share rows; whether they have other
@@ -150,21 +202,21 @@ class Alike:
         return before != (self.version, self.worst)
 
     def behind(self, start: float, seen: float) -> dict[str, float]:
-        """Hosts that differed from others by more than *seen*, from *start* on, and by how much."""
-        return {h: most for h, (most, until) in self.late.items() if until >= start and most > seen}
+        """Hosts that were later than usual by more than *seen*, from *start* on, by how much."""
+        late = self.late.copy()
+        for pair in self._pairs.values():
+            _note(late, *pair)
+        return {h: most for h, (most, until) in late.items() if until >= start and most > seen}
 
     def kind(self, lane: Lane) -> Hashable:
         """Devices of many hosts that are drawn in one row: all of one kind."""
         slices = frozenset(number for number, _ in self.of.get(lane, ()))
         return slices, lane.host if lane.host in self.worst else ""
 
-    def _differ(self, one: tuple[str, float, float], other: tuple[str, float, float]) -> None:
-        begun, ended = other[1] - one[1], other[2] - one[2]
-        by = ended if abs(ended) >= abs(begun) else begun
-        if abs(by) > UNLIKE * max(one[2] - one[1], other[2] - other[1]):
-            until, host = max(one[2], other[2]), other[0] if by > 0 else one[0]
-            most, before = self.late.get(host, (0.0, until))
-            self.late[host] = max(most, abs(by)), max(before, until)
+    def _differ(self, usual: _Took, took: _Took) -> None:
+        if by := _by(usual, took):
+            until = max(usual.end, took.end)
+            _note(self.late if by > 0 else self.early, took.host, abs(by), until)
 
     def stragglers(
         self, running: Iterable[tuple[Lane, tuple[int, int], float, object]], now: float,
@@ -174,12 +226,23 @@ class Alike:
 
         running: what devices work on at *now*; another host may have ended it.  All in seconds.
         """
-        self.late = {host: late for host, late in self.late.items() if late[1] >= start}
-        out = set(self.behind(start, seen))
+        self.late, self.early = (
+            {host: by for host, by in differing.items() if by[1] >= start}
+            for differing in (self.late, self.early)
+        )
+        self._pairs = {key: pair for key, pair in self._pairs.items() if pair[2] >= start}
+        out = {*self.behind(start, seen)}
+        out |= {host for host, (most, _) in self.early.items() if most > seen}
+        still: dict[tuple[int, int], set[str]] = {}
         for lane, key, _, _ in running:
-            host, begun, ended = self._ended.get(key, (lane.host, 0.0, now))
-            if host != lane.host and now - ended > max(seen, UNLIKE * (ended - begun)):
-                out.add(lane.host)
+            still.setdefault(key, set()).add(lane.host)
+        for key, hosts in still.items():
+            ends = self._ended.get(key)
+            if ends is None or len(hosts) > ends.hosts:
+                continue  # most of its hosts work on it
+            _, begun, ended = ends.usual
+            if now - ended > max(seen, UNLIKE * (ended - begun)):
+                out |= hosts
         return frozenset(out)
 
     def lanes(self, rows: Rows, apart: Collection[str], unfolded: Collection[Hashable]) -> Lanes:
@@ -214,3 +277,16 @@ class Alike:
         hosts = {lane.host for lane in lanes}
         used = frozenset().union(*[self.of.get(lane, frozenset()) for lane in lanes])
         return Fold(lanes[0].island, used, lanes[0].host if hosts <= set(apart) else "")
+
+
+def _by(usual: _Took, took: _Took) -> float:
+    """Seconds by which a host was later than usual, below 0 earlier; 0: hosts differ always."""
+    begun, ended = took.start - usual.start, took.end - usual.end
+    by = ended if abs(ended) >= abs(begun) else begun
+    longest = max(took.end - took.start, usual.end - usual.start)
+    return by if abs(by) > UNLIKE * longest else 0.0
+
+
+def _note(differing: Differing, host: str, by: float, until: float) -> None:
+    most, before = differing.get(host, (0.0, until))
+    differing[host] = max(most, by), max(before, until)
