@@ -14,7 +14,6 @@ import pytest
 from pathways_lab.notebook.panels import PANELS, chosen, plots
 from pathways_lab.notebook.panels import order as order_panel
 from pathways_lab.notebook.panels.graph import SOON, newest
-from pathways_lab.notebook.scene.legend import legend
 from pathways_lab.notebook.scene.live_fold import Present
 from pathways_lab.notebook.scene.plot import (
     FRAME,
@@ -459,29 +458,6 @@ def test_what_was_planned_is_compared_with_a_whole_run() -> None:
     before = scene_at(records, first - 0.3)
     shown = (newest(scene), newest(scene, whole=True), newest(before, whole=True))
     assert [run.ended for run in shown if run is not None] == [None, first, None]
-
-
-def test_the_legend_has_the_colours_of_programs_that_none_of_their_functions_has() -> None:
-    scene = scene_at(training(1), 1.0)
-    for panel in ("islands", "queues", "utilisation"):
-        assert legend((panel,), scene)[0] == (
-            "programs",
-            (("train", scene.palette.colour("train")),),
-        )
-    assert "programs" not in dict(legend(("graph",), scene))
-    cluster = Cluster()
-    cluster.gang(0, 1, 0, "a", "a", "", 0.0, 0.5, 0.0)
-    assert "programs" not in dict(legend(("queues",), scene_at(cluster.records, 1.0)))
-
-
-def test_the_legend_is_of_the_run_that_is_shown() -> None:
-    records = training(2)
-    end = next(r for r in records if isinstance(r, Event) and r.kind == "finished").time
-    known, last = [r for r in records if arrival(r) <= end + 0.3], (1 << 32) + 2
-    named = [replace(r, program="next") if getattr(r, "run", 0) == last else r for r in known]
-    scene = scene_at(named, end + 0.3)
-    assert [name for name, _ in legend(("graph",), scene)][:1] == ["next"]
-    assert [name for name, _ in legend(("planned",), scene)][:1] == ["train"]
 
 
 def test_an_update_of_another_shape_is_refused() -> None:

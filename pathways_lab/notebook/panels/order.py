@@ -11,6 +11,7 @@ Paper: section 4.4 (gang-scheduled dispatch), 4.5 (grants ahead of the data).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,7 @@ def plot(scene: Scene, now: float) -> Plot:
     layout = rows(scene.machine, "island" if together else "host")
     row_of = {lane.host: row for lane, row in layout.of.items()}
     orders = {island: scene.gangs.order(island) for island in layout.groups.values()}
-    places = PLACES
-    if scene.final:
-        longest = max((len(order) for order in orders.values()), default=0)
-        room = MOST_BOXES // max(1, len(layout.labels))
-        places = max(PLACES, min(longest, room, MOST_PLACES))
+    places = _places(scene, orders, len(layout.labels))
     boxes: dict[str, list[tuple[float, ...]]] = {state: [] for state in SHOWN}
     whys: dict[str, list[str]] = {state: [] for state in SHOWN}
     running = {(key, lane.host): since for lane, key, since, _ in scene.running()}
@@ -121,6 +118,12 @@ def plot(scene: Scene, now: float) -> Plot:
         bands=layout.bands[1::2],
         empty=nothing(scene),
     )
+
+
+def _places(scene: Scene, orders: Mapping[str, Sequence[Gang]], hosts: int) -> int:
+    """How many columns there are: as many as have room where the picture is of what is over."""
+    longest = max(map(len, orders.values()), default=0) if scene.final else 0
+    return max(PLACES, min(longest, MOST_BOXES // max(1, hosts), MOST_PLACES))
 
 
 def around_frontier(order: list[Gang], places: int = PLACES) -> list[Gang]:

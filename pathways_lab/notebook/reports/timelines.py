@@ -97,7 +97,7 @@ class Comparison:
             plots,
             "Timelines on one scale",
             (merged_note(coarsest),) if coarsest else (),
-            legend(self._panels, *scenes),
+            legend(self._panels, *((scene, scene.origin + longest) for scene in scenes)),
             {"recordings": facts},
             summary,
         )

@@ -9,6 +9,7 @@ Rule for maintainers: asked by every picture, live, frozen or several below each
 from __future__ import annotations
 
 from pathways_lab.notebook.panels.graph import newest
+from pathways_lab.notebook.panels.order import around_frontier
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS
 from pathways_lab.notebook.scene.scene import WAITS, WORK, Scene
 
@@ -22,28 +23,42 @@ Legend = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """``(heading, ((name, colour), ...))``."""
 
 
-def legend(panels: tuple[str, ...], *scenes: Scene) -> Legend:
-    """The legend of the panels that are drawn of some scenes, which have one palette."""
-    shown = set().union(*(_programs(scene, set(panels) - PLAIN) for scene in scenes))
-    palette = scenes[0].palette
+def legend(panels: tuple[str, ...], *seen: tuple[Scene, float]) -> Legend:
+    """The legend of the panels that are drawn of some scenes, which have one palette, each at a
+    moment (seconds on the records' clock)."""
+    shown = set().union(*(_programs(*each, set(panels) - PLAIN) for each in seen))
+    palette = seen[0][0].palette
     out = [(name, tuple(nodes)) for name, nodes in palette.legend() if name in shown]
     # Bars that stand for several functions have their program's colour, where it is another.
     whole = [(name, palette.colour(name)) for name, _ in out]
     whole = [own for own, (_, nodes) in zip(whole, out, strict=True) if own not in nodes]
     if {"islands", "queues", "utilisation"} & set(panels) and whole:
         out.insert(0, ("programs", tuple(whole)))
-    causes = sorted(set().union(*(scene.seen_causes for scene in scenes)))
-    if {"queues", "planned"} & set(panels) and causes:
+    causes = sorted(set().union(*(_causes(*each, panels) for each in seen)))
+    if causes:
         out.append(("waits for", tuple((WAITS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
-    if "hosts" in panels and any(len(scene.worked.table) for scene in scenes):
+    if "hosts" in panels and any(len(scene.worked.table) for scene, _ in seen):
         paints = zip(WORK, WORK_PAINTS, strict=True)
         out.append(("host work", tuple((name, PAINTS[paint]) for name, paint in paints)))
     return tuple(out)
 
 
-def _programs(scene: Scene, panels: set[str]) -> set[str]:
-    if panels and panels <= ONE_RUN.keys():
-        runs = [newest(scene, whole=ONE_RUN[panel]) for panel in panels]
-        return {run.program for run in runs if run is not None}
-    running = {what.program for _, _, _, what in scene.running()}
-    return {what.program for what in scene.catalogue} | running if panels else set()
+def _programs(scene: Scene, now: float, panels: set[str]) -> set[str]:
+    out: set[str] = set()
+    runs = [newest(scene, whole=ONE_RUN[panel]) for panel in panels & ONE_RUN.keys()]
+    out |= {run.program for run in runs if run is not None}
+    if panels <= ONE_RUN.keys():
+        return out
+    known = [what.program for what in scene.catalogue]
+    out |= {known[row] for row in scene.computed.within(*scene.range(now), "what")}
+    out |= {what.program for _, _, _, what in scene.running()}
+    if "order" in panels and not scene.final:
+        orders = map(scene.gangs.order, scene.machine.islands)
+        out |= {gang.program for order in orders for gang in around_frontier(order)}
+    return out
+
+
+def _causes(scene: Scene, now: float, panels: tuple[str, ...]) -> set[int]:
+    if "planned" in panels:
+        return scene.seen_causes
+    return scene.waited.within(*scene.range(now), "kind") if "queues" in panels else set()

@@ -175,7 +175,7 @@ class Picture:
             notes=(*self.notes(), *self._coarse()),
             late=lag if (lag := round(now - self.present.folded, 1)) > BEHIND else 0.0,
             compiling=compiling,
-            legend=legend(completed(self.panels, scene), scene),
+            legend=legend(completed(self.panels, scene), (scene, at)),
             advice=advice(scene, at),
             summary=summary(scene, at, self.wanted.title),
             actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),

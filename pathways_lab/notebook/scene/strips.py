@@ -96,6 +96,13 @@ class Strip:
         self.table.clear()
         self._show(self.bars.sealed)
 
+    def within(self, start: float, end: float, column: str) -> set[int]:
+        """The values in a column of whole numbers of what is drawn between two moments (seconds on
+        the axis)."""
+        columns: dict[str, Any] = self.table.columns()
+        seen = (columns["left"] < end) & (columns["right"] > start)
+        return set(np.unique(columns[column][seen]).astype(int).tolist())
+
     def seconds(self, start: float, end: float) -> tuple[dict[str, Any], Floats]:
         """The columns of what is drawn, and how many device seconds of each are between two
         moments (seconds on the axis)."""

@@ -107,7 +107,7 @@ def _bundle(
         notes = (*notes, merged_note(scene.resolution))
     line = summary(scene, end, title)
     said = advice(scene, end) if any(plot.time for plot in drawn) else ""
-    known = legend(completed(panels, scene), scene)
+    known = legend(completed(panels, scene), (scene, end))
     everything = scene.profile.told(scene.origin, len(scene.machine.lanes))
     overview = everything if scene.shown else None
     svg = picture(drawn, title, notes, known, facts, line, said, overview)

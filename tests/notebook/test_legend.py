@@ -1,0 +1,50 @@
+"""The legend has the colours of what is shown, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pathways_lab.notebook.scene.legend import legend
+from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.timeline.records import Event
+from tests.notebook.synthetic import Cluster, arrival, training
+from tests.notebook.test_panels import scene_at
+
+
+def test_the_legend_has_the_colours_of_programs_that_none_of_their_functions_has() -> None:
+    scene = scene_at(training(1), 1.0)
+    for panel in ("islands", "queues", "utilisation"):
+        assert legend((panel,), (scene, 1.0))[0] == (
+            "programs",
+            (("train", scene.palette.colour("train")),),
+        )
+    assert "programs" not in dict(legend(("graph",), (scene, 1.0)))
+    cluster = Cluster()
+    cluster.gang(0, 1, 0, "a", "a", "", 0.0, 0.5, 0.0)
+    one = scene_at(cluster.records, 1.0)
+    assert "programs" not in dict(legend(("queues",), (one, 1.0)))
+
+
+def test_the_legend_has_only_programs_and_causes_that_are_in_the_window() -> None:
+    cluster = Cluster()
+    over = cluster.pipeline("old")
+    end = cluster.pipeline("new", at=over + 0.5)
+    scene = Scene(0.0, 20.0)
+    scene.add(cluster.in_order(), end)
+    panels = ("queues", "utilisation")
+    assert {"old", "new", "waits for"} <= dict(legend(panels, (scene, end))).keys()
+    scene.window = end - over - 0.4
+    assert {"new", "waits for"} <= dict(legend(panels, (scene, end))).keys()
+    assert "old" not in dict(legend(panels, (scene, end)))
+    assert "old" in dict(legend((*panels, "order"), (scene, end))), "its gangs are in the order"
+    assert not legend(panels, (scene, end + 5.0)), "nothing is shown any more"
+
+
+def test_the_legend_is_of_the_run_that_is_shown() -> None:
+    records = training(2)
+    end = next(r for r in records if isinstance(r, Event) and r.kind == "finished").time
+    known, last = [r for r in records if arrival(r) <= end + 0.3], (1 << 32) + 2
+    named = [replace(r, program="next") if getattr(r, "run", 0) == last else r for r in known]
+    scene = scene_at(named, end + 0.3)
+    assert [name for name, _ in legend(("graph",), (scene, end + 0.3))][:1] == ["next"]
+    assert [name for name, _ in legend(("planned",), (scene, end + 0.3))][:1] == ["train"]
