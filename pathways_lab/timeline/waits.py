@@ -12,7 +12,9 @@ Rule for maintainers: the parts of a gap add up to the gap, to the last float
 (tested for arbitrary records).  Unknown obstacles are left out, and what no
 obstacle explains is dispatch: the time that our own machinery takes.  So a place
 that is granted late is no obstacle of its own: the control plane withholds it while
-something else is awaited, and only the rest of the time is its work.
+something else is awaited, and only the rest of the time is its work.  The last
+computation that had ended on the slices of a run before it had its first places counts as the
+one that they were withheld for.
 
 Paper: section 5.1 (dispatch overheads), figure 12 (where time goes).
 """
@@ -45,7 +47,8 @@ gang order: a gang that has its turn earlier, on devices that it shares.
 memory: the run was ready, and the memory that it needs, of devices or of its client's quota,
     was not there.
 turn: the run was ready, and the policy preferred others.
-earlier computation: one that makes its inputs, elsewhere.
+earlier computation: one that makes its inputs, elsewhere; or one on a slice of its run, on any
+    host, that had to end before the run had its places: they are granted a little ahead only.
 compiling: a host still made a function of the run, which begins when all of them are made.
 """
 
@@ -178,16 +181,25 @@ class _Latest:
 class _Run:
     """ended: by step, on the last host that is known to have ended it.
 
-    arrived: transfers by host and step.
+    first: when it had its first places.  ahead: when the last computation before that had ended
+    on the slices that have these places.  arrived: transfers by host and step.
     """
 
     submitted: float = float("-inf")
     first: float = float("inf")
+    ahead: float = float("-inf")
     admitted: tuple[str, float, float] | None = None
     compiling: list[tuple[float, float]] | None = None
     hosts: set[str] = field(default_factory=set)
     ended: _Latest = field(default_factory=_Latest)
     arrived: dict[str, dict[int, Span]] = field(default_factory=dict)
+
+    def placed(self, time: float, ended: Iterable[float]) -> None:
+        """It had places at *time*.  ended: on each of their slices, the last computation."""
+        if time < self.first:
+            self.first, self.ahead = time, float("-inf")
+        if time == self.first:
+            self.ahead = max((self.ahead, *(min(end, time) for end in ended)))
 
     def ends(self, steps: Iterable[int]) -> list[float]:
         """When *steps* ended, as far as that is known."""
@@ -207,6 +219,7 @@ class Waits:
         self._runs: dict[int, _Run] = {}
         self._compiled: dict[tuple[int, str], tuple[float, float]] = {}
         self._last_compiled = float("-inf")
+        self._ended: dict[int, float] = {}
         self._together: dict[str, tuple[Lane, ...]] = {}
         self._free: dict[Lane, float] = {}
         self._idle: dict[Lane, list[tuple[float, float]]] = {}
@@ -232,8 +245,8 @@ class Waits:
 
     def add_granted(self, granted: Granted) -> None:
         """Fold a window of places."""
-        run = self._run(granted.run)
-        run.first = min(run.first, granted.time)
+        slices = {gang[3] for gang in granted.placing.gangs}
+        self._run(granted.run).placed(granted.time, map(self._last_end, slices))
 
     def add_row(self, row: Row, when: Times) -> RowWaits | None:
         """Fold a plain row; None, and nothing is folded, where only single gangs will do.
@@ -262,9 +275,18 @@ class Waits:
             cut = np.clip(inputs, when.end[:-1], when.start[1:])
         run.hosts.add(row.host)
         run.ended.add_many(row.step, when.end)
+        self._end(about.slice, float(when.end[-1]))
         self._free.update(dict.fromkeys(lanes, float(when.end[-1])))
         self._held(row.host, _Held(about.devices, when.start[-LAST:], when.end[-LAST:]))
         return RowWaits(row, when, first, cut)
+
+    def _last_end(self, slice_id: int) -> float:
+        return self._ended.get(slice_id, float("-inf"))
+
+    def _end(self, slice_id: int, time: float) -> None:
+        self._ended[slice_id] = max(self._last_end(slice_id), time)
+        if len(self._ended) > KEEP:
+            del self._ended[next(iter(self._ended))]
 
     def _as_one(self, lanes: tuple[Lane, ...]) -> tuple[Lane, ...]:
         """The first one for all *lanes*, of one host, if that never used them but together."""
@@ -341,7 +363,7 @@ class Waits:
             cause = MEMORY if event.args.get("waited_for") == "memory" else TURN
             run.admitted = cause, float(event.args.get("since", event.time)), event.time
         elif event.kind == "granted":
-            run.first = min(run.first, event.time)
+            run.placed(event.time, [self._last_end(int(event.args.get("slice", -1)))])
 
     def _gang(self, span: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:
         gang = _Gang(span.run, span.step, span.host, span.node, span.devices)
@@ -350,6 +372,7 @@ class Waits:
             yield devices, Wait(cause, start, end, span)
         run.hosts.add(span.host)
         run.ended.add(span.step, span.end)
+        self._end(int(span.args.get("slice", -1)), span.end)
         self._held(span.host, _Held(span.devices, (span.start,), (span.end,)))
 
     def _before(
@@ -398,6 +421,7 @@ class Waits:
         begun = run.first if run.first < float("inf") else begin
         if run.admitted is not None:
             yield run.admitted
+        yield INPUT, begin, run.ahead
         flow, arrived = self._flows.run(gang.run), run.arrived.get(gang.host, {})
         arrivals: list[Span | None]
         if gang.step < len(flow):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -147,6 +148,26 @@ def test_a_run_that_was_not_admitted_waited_for_what_the_core_says(told, cause):
         Event("finished", 6.0, run=2), gang(5.5, 10.0),
     )  # fmt: skip
     assert found == {RUNNING: 7.5, cause: 2.0, DISPATCH: 0.5}
+
+
+def test_a_place_is_withheld_while_another_host_ends_the_run_before():
+    """A straggler, and a slice of the same program elsewhere: neither is dispatch."""
+    for host, slice_id in (("i/other", 7), ("j/far", 8)):
+        late = Span("gang", 1.0, 6.0, host[0], host, (0,), 1, 1, "p", "m", args={"slice": slice_id})
+        of = [
+            Event("granted", 6.5, island, run=2, step=step, args={"slice": each})
+            for step, (island, each) in enumerate((("i", 7), ("j", 8)))
+        ]
+        found = one(
+            Event("submitted", 0.0, run=1), gang(1.0, 3.0), Event("submitted", 0.5, run=2),
+            late, *of, gang(7.0, 10.0, run=2),
+        )  # fmt: skip
+        assert found == {DISPATCH: 1.0 + 1.0, RUNNING: 5.0, INPUT: 3.0}
+        alone = one(
+            Event("submitted", 0.0, run=1), gang(1.0, 3.0), Event("submitted", 0.5, run=2),
+            replace(late, args={"slice": 9}), *of, gang(7.0, 10.0, run=2),
+        )  # fmt: skip
+        assert alone == {DISPATCH: 1.0 + 4.0, RUNNING: 5.0}
 
 
 def test_a_free_device_waits_for_its_turn_while_another_of_its_gang_is_busy():
