@@ -161,6 +161,7 @@ class Timeline:
         self.over = False
         self.written: Entries | None = None
         self.failures: list[str] = []
+        self.operations: dict[str, str] = {}
         self._lock = threading.RLock()
         self._items: deque[Item] = deque()
         self._held = self._version = 0

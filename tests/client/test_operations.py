@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client.program.operations import told
+from pathways_lab.client.program.operations import brief, told
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.runtime import operations
 from pathways_lab.runtime.operations import BYTES, Row, packed, reports, summed
@@ -85,6 +85,7 @@ def test_means_over_devices_and_the_slowest_of_them() -> None:
         "dot            2  3000.000   75 %  b · 0, 6000.000 ms",
     ]
     assert ">add</td>" in found._repr_html_()
+    assert brief(found) == "dot 75 %, add 25 %; dot longest on b · 0"
 
 
 def test_what_could_not_be_seen_is_an_error() -> None:
@@ -116,6 +117,7 @@ def test_the_operations_of_a_gang_on_hosts_that_compute_together(lab: pw.Lab) ->
         assert sum(each.share for each in found) == pytest.approx(1.0)
         assert {each.slowest[0] for each in found} <= set(s.binding.devices)
         assert not any("callback" in each.name for each in found), "only its own"
+    assert lab.timeline.operations == {"forward": brief(found)}
 
 
 def test_a_new_profile_ends_an_older_one_and_nothing_is_left(

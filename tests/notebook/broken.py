@@ -124,6 +124,10 @@ ALL = (
         "if (this.paused || !this.document) return;", "if (!this.document) return;", HOLD,
     ),
     Broken(
+        "pause: what explains the picture goes on", NOTEBOOK + "view/page.js",
+        "...(this.paused && this.held)", "", HOLD,
+    ),
+    Broken(
         "clock: a page does not say that nothing comes", NOTEBOOK + "view/page.js",
         'this.behind.textContent = late >= LATE ? `${Math.round(late)} s behind` : "";', "",
         HEAD + "test_an_old_picture_of_what_runs_says_so_beside_its_advice",

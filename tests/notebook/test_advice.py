@@ -45,6 +45,29 @@ def test_the_largest_cause_is_told_with_its_share_and_a_remedy():
     )
 
 
+def test_a_host_that_is_late_is_named_in_place_of_a_remedy_for_pipelines():
+    """Places are withheld until it has ended, too."""
+    hosts = [f"island0/host{n}" for n in range(3)]
+    records: list[Record] = [
+        Event("host-joined", 0.0, "island0", host, args={"devices": 1}) for host in hosts
+    ]
+    for n in range(6):
+        of = {"run": n + 1, "program": "p"}
+        records.append(Event("submitted", 0.0, **of))
+        records.append(Event("granted", n + 0.0, "island0", node="f", step=0, **of))
+        records += [
+            Span("gang", n, n + took, "island0", host, (0,), step=0, node="f", **of)
+            for host, took in zip(hosts, (0.5, 0.9, 0.5), strict=True)
+        ]
+    found = Scene(0.0, 20.0)
+    found.add(records, 6.0)
+    assert advice(found, 6.0) == (
+        "island0 waits 23 % of the time for an earlier computation, mostly before f: "
+        "island0/host1 ends up to 400 ms after the others of its gang; "
+        "lab.stacks('island0/host1') shows its work"
+    )
+
+
 def test_less_than_a_fifth_of_the_time_needs_no_advice():
     assert advice(scene(made=1.9, dispatch=0.1, busy=8.0), 10.0) == ""
     assert advice(Scene(), 10.0) == ""

@@ -64,8 +64,8 @@ log.extend([
 STUCK = "view._painter._lock.acquire()"
 """A function begins to be compiled, and then nothing is drawn any more."""
 
-LONG = 300
-"""Training steps, and seconds, that no test sees the end of, however slow the machine is."""
+BODY, LONG = ".pathways-lab-body", 300
+"""The figures; training steps, and seconds, of which no test sees the end."""
 
 
 def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
@@ -226,8 +226,9 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     page.page.click(".pathways-lab-button:has-text('pause')")
     held = newest(page)
     note = page.page.locator(".pathways-lab >> text=/noted at [0-9]/").first
-    text = note.inner_text()
+    text, told = note.inner_text(), page.page.get_attribute(BODY, "aria-label")
     page.page.wait_for_timeout(1000)
+    assert page.page.get_attribute(BODY, "aria-label") == told, "it says what is shown"
     assert newest(page) == held
     assert note.inner_text() == text
     page.page.click(".pathways-lab-button:has-text('follow')")

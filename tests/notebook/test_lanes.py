@@ -130,6 +130,18 @@ def test_one_host_that_is_early_makes_no_other_one_late(first: str) -> None:
     assert names(scene) == ["s0 · 16 devices", "host1 ×4"]
 
 
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_a_host_is_as_late_as_it_is_in_what_is_shown(hosts: int) -> None:
+    records = training(3, islands=1, hosts=hosts)
+    long = [replace(r, end=r.end + 0.05) if isinstance(r, Span) and r.start < 0.1
+            and r.host == "island0/host1" and r.kind == "gang" else r for r in records]  # fmt: skip
+    scene = scene_of(late(long, "island0/host1", 0.060), 2.5)
+    assert scene.late(2.5)["island0/host1"] == pytest.approx(0.11)
+    scene.window = 1.5
+    assert scene.late(2.5)["island0/host1"] == pytest.approx(0.06)
+    assert "60 ms late" in PANELS["queues"](scene, 2.5).readouts.values()
+
+
 def test_those_that_go_on_are_not_late_where_one_host_has_ended() -> None:
     records = late(training(1, islands=1, hosts=4), "island0/host1", -0.035)
     first = min(r.end for r in records if isinstance(r, Span) and r.host == "island0/host1")

@@ -14,6 +14,7 @@ import pytest
 from pathways_lab.notebook.panels import PANELS, chosen, plots
 from pathways_lab.notebook.panels import order as order_panel
 from pathways_lab.notebook.panels.graph import SOON, newest
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.live_fold import Present
 from pathways_lab.notebook.scene.plot import (
     FRAME,
@@ -29,7 +30,7 @@ from pathways_lab.notebook.scene.plot import (
 )
 from pathways_lab.notebook.scene.row_layout import rows
 from pathways_lab.notebook.scene.scene import WORK, Scene
-from pathways_lab.notebook.scene.text import duration, summary
+from pathways_lab.notebook.scene.text import summary
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.gangs import Gang

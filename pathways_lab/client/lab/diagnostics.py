@@ -24,7 +24,7 @@ from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.memory_table import Memory
 from pathways_lab.client.lab.topology_view import Device, Island
-from pathways_lab.client.program.operations import Operations, profiled
+from pathways_lab.client.program.operations import Operations, brief, profiled
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.session import Session
 from pathways_lab.client.verify import device_check, step_check
@@ -39,6 +39,7 @@ from pathways_lab.runtime.cluster import attach
 from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.cluster.device_supervisor import stacks_of
 from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
+from pathways_lab.timeline.log import Timeline
 from pathways_lab.transport.codec import pack, unpack
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Care:
     """The part of a lab that has to do with faults."""
 
     session: Session
+    timeline: Timeline
     embedded: EmbeddedCluster | None
     _control: ControlAddress
     _target: Any = None
@@ -250,7 +252,8 @@ class Care:
 
         JAX's profiler is on while the gang runs, on the hosts of its slice, and what else they run
         then is slower, too.  The answer prints as a table, the longest operation first, with the
-        device that took longest for it.  Tried with CPU devices only: with GPUs and TPUs it has
+        device that took longest for it.  Views have the longest ones in the card of a gang of that
+        function, when somebody clicks one.  Tried with CPU devices only: with GPUs and TPUs it has
         never run.
 
         Raises PathwaysError for functions that donate, and where a host is profiled already.
@@ -263,7 +266,9 @@ class Care:
                 "lab.operations is not a part of a program: it waits for what hosts have seen",
                 "call it before or after, with the handles that the program takes or returns",
             )
-        return profiled(self.session, function, args, kwargs)
+        found = profiled(self.session, function, args, kwargs)
+        self.timeline.operations[found.function] = brief(found)
+        return found
 
     @functools.cached_property
     def chaos(self) -> Chaos:

@@ -33,8 +33,8 @@ from pathways_lab.core.slices.topology import Owned
 from pathways_lab.runtime import operations as on_hosts
 from pathways_lab.timeline.text_table import Tabled, TextTable
 
-SHOWN = 20
-"""Operations in the table as text: those that take longest."""
+SHOWN, BRIEF = 20, 4
+"""Operations in the table as text, and in one line: those that take longest."""
 
 _begin = jit(on_hosts.begin, static_argnames=("mesh",), name="(profile)")
 _end = jit(on_hosts.end, static_argnames=("mesh",), name="(profiled)")
@@ -90,6 +90,14 @@ class Operations(Sequence[Operation], Tabled):
         )
         heads = ("operation", "times", "ms", "share", "slowest device")
         return TextTable(rows, heads, "<>>><", caption)
+
+
+def brief(found: Operations) -> str:
+    """One line for a card: ``"dot.3 71 %, tanh.1 20 %; dot.3 longest on host0 · 1"``."""
+    shown = ", ".join(f"{each.name} {100 * each.share:.0f} %" for each in found[:BRIEF])
+    (host, device), _ = found[0].slowest
+    more = f", {len(found) - BRIEF} more" if len(found) > BRIEF else ""
+    return f"{shown}{more}; {found[0].name} longest on {host} · {device}"
 
 
 _ASKED = examined.Asked(

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from pathways_lab.notebook.panels.utilisation import bounds
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.palette import FAILED, HEAT
 from pathways_lab.notebook.scene.plot import BOXES, Layer, Plot
 from pathways_lab.notebook.scene.row_layout import GAP, short
 from pathways_lab.notebook.scene.scene import Scene
-from pathways_lab.notebook.scene.text import duration, nothing
+from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.columns import Floats
 from pathways_lab.timeline.machine import HostSeen
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pathways_lab.notebook.panels.graph import newest
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.palette import CAUSE_COLOURS, NEUTRAL
 from pathways_lab.notebook.scene.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, moments
 from pathways_lab.notebook.scene.row_layout import MOST, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
-from pathways_lab.notebook.scene.text import duration, nothing
+from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.planned import OTHERS, PLAN, Device, compare
 from pathways_lab.timeline.waits import MEMORY, NOTHING
 

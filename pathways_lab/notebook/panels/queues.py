@@ -16,12 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pathways_lab.notebook.panels.order import awaited
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.palette import PAINTS, family, ink_on
-from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot, wide
+from pathways_lab.notebook.scene.plot import (
+    BOXES,
+    CATALOGUE,
+    DATA,
+    FRAME,
+    TEXTS,
+    Layer,
+    Plot,
+    wide,
+)
 from pathways_lab.notebook.scene.row_layout import Rows, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
+from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import own
 
 MOST_WORDS = 200
@@ -88,7 +100,7 @@ def plot(scene: Scene, now: float) -> Plot:
         time=True,
         rows=rows.labels if each >= 13 else _host_labels(rows, each),
         groups=rows.groups,
-        readouts=_readouts(scene) if each >= 13 else {},
+        readouts=_readouts(scene, now) if each >= 13 else {},
         bands=rows.bands[1::2],
         empty=nothing(scene),
     )
@@ -132,14 +144,41 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
     return columns
 
 
-def _readouts(scene: Scene) -> dict[float, str]:
-    """How many gangs wait behind the running one, per lane."""
+def _readouts(scene: Scene, now: float) -> dict[float, str]:
+    """By lane: by how much its host is late, or else how many gangs wait behind the running one,
+    or which node an idle lane waits for."""
     out = dict.fromkeys(scene.lanes.rows.labels, "")
-    for lane, waiting in scene.waiting.items():
+    late, idle = scene.late(now), _awaited(scene)
+    for lane in scene.rows.of:
         row = scene.drawn_at(lane)
-        if row is not None and len(waiting.queue) > 1:
-            out[row] = f"{len(waiting.queue) - 1} waiting"
+        if row is None:
+            continue
+        queue = scene.waiting[lane].queue if lane in scene.waiting else ()
+        if lane.host in late:
+            out[row] = f"{duration(late[lane.host], 2)} late"
+        elif len(queue) > 1:
+            out[row] = f"{len(queue) - 1} waiting"
+        elif not queue and lane in idle:
+            out[row] = f"needs {idle[lane]}"
     return out
+
+
+def _awaited(scene: Scene) -> dict[Lane, str]:
+    """The nodes whose values the next gangs of devices have not got."""
+    out: dict[Lane, str] = {}
+    for island in () if scene.final else scene.machine.islands:
+        seen: set[int] = set()
+        for gang in scene.gangs.order(island):
+            bound = scene.machine.slices.get(gang.slice)
+            if gang.over or bound is None or gang.slice in seen:
+                continue
+            seen.add(gang.slice)
+            for host, device in bound.devices:
+                lane = Lane(island, host, device)
+                if lane not in out and gang.state_on(host) == "granted":
+                    node, _ = awaited(scene, gang, host)
+                    out[lane] = node
+    return {lane: node for lane, node in out.items() if node}
 
 
 def _host_labels(rows: Rows, each: float) -> dict[float, str]:

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from pathways_lab.notebook.draw.svg import picture
 from pathways_lab.notebook.panels import PANELS
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.legend import legend
 from pathways_lab.notebook.scene.palette import palette_of
 from pathways_lab.notebook.scene.plot import Plot
 from pathways_lab.notebook.scene.scene import Scene
-from pathways_lab.notebook.scene.text import duration, merged_note, table
+from pathways_lab.notebook.scene.text import merged_note, table
 from pathways_lab.notebook.view.frozen import FINEST, LIMIT, Bundle, image
 from pathways_lab.timeline.busy import computed
 from pathways_lab.timeline.log import Recording

@@ -27,7 +27,7 @@ from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.reports.timelines import Comparison
-from pathways_lab.notebook.scene.text import duration
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.pipeline import ways as known
 from pathways_lab.pipeline.measured import (

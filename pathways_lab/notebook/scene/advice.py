@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.waits import COMPILE, DISPATCH, INPUT, MEMORY, ORDER, TRANSFER, TURN
 
 WORTH = 0.2
 """Share of the time of an island's devices from which on a cause is worth a sentence."""
+
+LATE = 0.05
+"""Share of what is shown by which a host must be late to be named."""
 
 _REMEDIES = {
     INPUT: (
@@ -60,5 +64,21 @@ def advice(scene: Scene, now: float) -> str:
             awaited, remedy = _REMEDIES[WAITS[cause]]
             best = share
             said = f"{island} waits {100 * min(share, 1):.0f} % of the time for {awaited}"
-            said += f", mostly before {node}: {remedy}" if node else f": {remedy}"
+            said += f", mostly before {node}" if node else ""
+            late = _latest(scene, now, island) if WAITS[cause] == INPUT else ""
+            said += f": {late or remedy}"
     return said
+
+
+def _latest(scene: Scene, now: float, island: str) -> str:
+    """The host of an island that ends computations later than others, if that is worth a word."""
+    start, end = scene.range(now)
+    here = {host.name for host in scene.machine.hosts_of(island)}
+    late = {host: by for host, by in scene.late(now).items() if host in here}
+    host = max(late, key=lambda host: late[host], default="")
+    if not host or late[host] < LATE * (end - start):
+        return ""
+    by = duration(late[host], 2)
+    return (
+        f"{host} ends up to {by} after the others of its gang; lab.stacks({host!r}) shows its work"
+    )

@@ -26,7 +26,7 @@ class Header:
     actions: buttons; the name is what comes back when one is pressed.
     chosen: what is known of the gang that somebody has clicked: ``(label, text)``.
     line: the user's line that made it, as its record has it; a view in a notebook says
-        beside it, as ``place``, where its page finds the line.
+        beside it, as ``place``, where its page finds the line.  node: its name.
     moments: what the scrubber covers, seconds on the axis; at: where it stands,
         None while the picture follows.
     window: what the axis of time may cover instead, "" where there is no choice.
@@ -47,6 +47,7 @@ class Header:
     actions: tuple[str, ...] = ()
     chosen: tuple[tuple[str, str], ...] = ()
     line: str = ""
+    node: str = ""
     moments: tuple[float, float] = (0.0, 0.0)
     at: float | None = None
     window: str = ""

@@ -14,6 +14,7 @@ Paper: section 4.4 (gangs).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -109,8 +110,11 @@ class _Ends:
         return in_order[(len(in_order) - 1) // 2]
 
 
-Differing = dict[str, tuple[float, float]]
-"""By host, by how much it differed most, and until when that is shown, in seconds."""
+NEWEST = 64
+"""Differences of a host that are remembered."""
+
+Differing = dict[str, deque[tuple[float, float]]]
+"""By host, by how much it differed, and until when that is shown, in seconds: the newest times."""
 
 
 @dataclass(slots=True)
@@ -203,10 +207,12 @@ class Alike:
 
     def behind(self, start: float, seen: float) -> dict[str, float]:
         """Hosts that were later than usual by more than *seen*, from *start* on, by how much."""
-        late = self.late.copy()
-        for pair in self._pairs.values():
-            _note(late, *pair)
-        return {h: most for h, (most, until) in late.items() if until >= start and most > seen}
+        out: dict[str, float] = {}
+        told = [(host, *each) for host, times in self.late.items() for each in times]
+        for host, by, until in (*told, *self._pairs.values()):
+            if until >= start and by > seen:
+                out[host] = max(by, out.get(host, 0.0))
+        return out
 
     def kind(self, lane: Lane) -> Hashable:
         """Devices of many hosts that are drawn in one row: all of one kind."""
@@ -226,13 +232,16 @@ class Alike:
 
         running: what devices work on at *now*; another host may have ended it.  All in seconds.
         """
-        self.late, self.early = (
-            {host: by for host, by in differing.items() if by[1] >= start}
-            for differing in (self.late, self.early)
-        )
+        for differing in (self.late, self.early):
+            for host, times in tuple(differing.items()):
+                if times[-1][1] < start:
+                    del differing[host]
         self._pairs = {key: pair for key, pair in self._pairs.items() if pair[2] >= start}
         out = {*self.behind(start, seen)}
-        out |= {host for host, (most, _) in self.early.items() if most > seen}
+        out |= {
+            host for host, times in self.early.items()
+            if any(by > seen and until >= start for by, until in times)
+        }  # fmt: skip
         still: dict[tuple[int, int], set[str]] = {}
         for lane, key, _, _ in running:
             still.setdefault(key, set()).add(lane.host)
@@ -288,5 +297,4 @@ def _by(usual: _Took, took: _Took) -> float:
 
 
 def _note(differing: Differing, host: str, by: float, until: float) -> None:
-    most, before = differing.get(host, (0.0, until))
-    differing[host] = max(most, by), max(before, until)
+    differing.setdefault(host, deque(maxlen=NEWEST)).append((by, until))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from pathways_lab.notebook.panels import chosen, completed, plots
 from pathways_lab.notebook.scene.advice import advice
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.header import Header
 from pathways_lab.notebook.scene.legend import legend
 from pathways_lab.notebook.scene.live_fold import Present
@@ -27,7 +28,6 @@ from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import (
     about_gang,
     about_stretch,
-    duration,
     gang_of,
     merged_note,
     summary,
@@ -181,6 +181,7 @@ class Picture:
             actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),
             chosen=about_gang(scene, gang) if self._gang is not None else self._sums,
             line=gang.line if gang is not None else "",
+            node=gang.node if gang is not None else "",
             moments=(begun, max(begun, round(end - scene.origin, 1))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
             window=self._other_window(scene),
@@ -203,7 +204,7 @@ class Picture:
         self._first = min(self._first, scene.first)  # also of what was cleared since
         took = at - self._first
         if self.wanted.gangs and 0 < done < known and took > 2.0 and not self.outcome:
-            text += f", about {duration(float(f'{took * (known - done) / done:.2g}'))} left"
+            text += f", about {duration(took * (known - done) / done, 2)} left"
         return text
 
     def _other_window(self, scene: Scene) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.device_state import What
+from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import parts
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.row_layout import short
@@ -22,14 +23,6 @@ from pathways_lab.timeline.text_table import TextTable
 
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
-
-
-def duration(seconds: float) -> str:
-    """A time in few characters: ``"1.5 s"``, ``"12 ms"``, ``"80 µs"``."""
-    for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
 
 
 def merged_note(resolution: float) -> str:
@@ -160,8 +153,32 @@ def about_gang(scene: Scene, found: Gang | None) -> tuple[tuple[str, str], ...]:
         ("run", f"{run}, step {step}, of {found.client}"),
         ("island", f"{found.island}, place {found.place[1]} in its order"),
         ("state", _times(scene, found)),
+        ("waited", _waited(scene, found)),
+        ("inputs from", _makers(scene, found)),
     ]
     return tuple(out)
+
+
+def _waited(scene: Scene, gang: Gang) -> str:
+    """``"13 ms earlier computation, 2 ms dispatch"``: what the device waited for before it that
+    waited longest."""
+    rows: dict[float, dict[int, float]] = {}
+    for bar in scene.waited.bars.items:
+        if (bar.run, bar.step) == (gang.run, gang.step):
+            causes = rows.setdefault(bar.row, {})
+            causes[bar.kind] = causes.get(bar.kind, 0.0) + bar.end - bar.start
+    most = max(rows.values(), key=lambda causes: sum(causes.values()), default={})
+    return ", ".join(
+        f"{duration(most[kind])} {WAITS[kind]}" for kind in sorted(most, key=lambda k: -most[k])
+    )
+
+
+def _makers(scene: Scene, gang: Gang) -> str:
+    """The nodes of its run that make its inputs."""
+    flow = scene.flows.run(gang.run)
+    made = flow[gang.step].after if gang.step < len(flow) else ()
+    nodes = [s for step in made for s in (flow[step].after if flow[step].transfer else (step,))]
+    return ", ".join(dict.fromkeys(flow[node].node for node in nodes))
 
 
 def _times(scene: Scene, gang: Gang) -> str:
@@ -178,4 +195,6 @@ def _times(scene: Scene, gang: Gang) -> str:
     if gang.ended:
         last = max(gang.ended, key=lambda host: gang.ended[host])
         words.append(f"ended {at(gang.ended[last])} (last on {short(last)})")
+        if left := [short(host) for host in gang.where if host not in gang.ended]:
+            words.append(f"not yet on {', '.join(left[:3])}{' …' if len(left) > 3 else ''}")
     return ", ".join(words)

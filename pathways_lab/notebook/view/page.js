@@ -241,7 +241,9 @@ class View {
   }
 
   header(header) {
-    this.head.show(header, this.feed.age);
+    // A picture that is held keeps what explains it.
+    const told = { ...header, ...(this.paused && this.held) };
+    this.head.show(told, this.feed.age);
     this.foot.show(header);
     this.feed.light();
     if (!this.paused) this.covered = header.shown[1] - header.shown[0];
@@ -250,12 +252,14 @@ class View {
     this.other.textContent = header.window;
     this.other.hidden = !header.window;
     this.root.setAttribute("aria-label", `${header.title}. ${HELP}`);
-    this.body.setAttribute("aria-label", header.summary);
+    this.body.setAttribute("aria-label", told.summary);
   }
 
   hold() {
     if (this.paused || this.feed.frozen) return;
     this.paused = true;
+    const { legend, advice, summary } = this.feed.header;
+    this.held = { legend, advice, summary };
     this.header(this.feed.header);
   }
 

@@ -124,8 +124,10 @@ class View:
 
     def message(self, message: Message) -> None:
         """Something for the pages."""
-        if "header" in message:
-            message["header"]["place"] = line_index.place_of(message["header"]["line"])
+        if header := message.get("header"):
+            header["place"] = line_index.place_of(header["line"])
+            if told := self.timeline.operations.get(header["node"]):
+                header["chosen"] = (*header["chosen"], ("operations", told))
         if self.live is not None:
             self.live.post(message)
 
