@@ -1,11 +1,19 @@
-"""The process that draws a lab's views, without a process."""
+"""The process that draws a lab's views, without a process, and the thread that draws others."""
 
 from __future__ import annotations
 
-from pathways_lab.notebook.scene.picture import SETTLE, Wanted
+from unittest.mock import Mock
+
+import pytest
+
+from pathways_lab.notebook.scene.picture import FOLD, SETTLE, Picture, Wanted
+from pathways_lab.notebook.view import renderers
 from pathways_lab.notebook.view.render_process import Studio
+from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event
 from pathways_lab.transport import record_encoding
+from tests.notebook.synthetic import arrival, training
+from tests.runtime.processes import until
 
 
 def test_the_process_that_draws_keeps_as_many_records_as_the_kernel() -> None:
@@ -25,3 +33,20 @@ def test_a_view_that_is_frozen_waits_for_the_records_of_what_has_just_ended() ->
     now[0] += SETTLE + 0.01
     made.tick(100)
     assert 1 not in made.views
+
+
+def test_a_thread_that_is_behind_takes_in_more_before_it_draws_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2,048 devices in a timeline that only the kernel has: it was ever further behind."""
+    folded, fold = list[int](), Picture.fold
+    monkeypatch.setattr(
+        Picture, "fold", lambda self, now, most: (folded.append(most), fold(self, now, most))
+    )
+    records = training(30, hosts=8, devices=2)
+    log = Timeline(clock=lambda: arrival(records[-1]) + 1.0)
+    painter = renderers.Thread(log, Wanted(origin=0.0, since=0.0), Mock(ended=lambda: ""))
+    log.extend(records)
+    until(lambda: len(painter.picture.scene.ended) == 30)
+    painter.end("ended")
+    assert max(folded) > 2 * FOLD

@@ -130,12 +130,16 @@ class Picture:
 
     def look(self, now: float) -> tuple[tuple[Plot, ...], Header]:
         """Fold the new records at *now* (records' clock), and return the plots as :meth:`shown`."""
-        now = min(now, self.wanted.until)
-        self.present.collect(now, FOLD)
+        self.fold(now, FOLD)
         return self.shown(now)
+
+    def fold(self, now: float, most: int) -> None:
+        """Fold the new records at *now* (records' clock), *most* of them."""
+        self.present.collect(min(now, self.wanted.until), most)
 
     def shown(self, now: float) -> tuple[tuple[Plot, ...], Header]:
         """The plots and the header of what is folded; *now* is the time (records' clock)."""
+        now = min(now, self.wanted.until)
         news, self._folds = self.present.folds != self._folds, self.present.folds
         self._names = completed(self._names, self.scene)  # what was there once stays
         scene, at = self.scene, self.present.folded

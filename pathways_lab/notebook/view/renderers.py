@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from pathways_lab.notebook.scene.picture import Picture, Wanted
+from pathways_lab.notebook.scene.picture import FOLD, Picture, Wanted
 from pathways_lab.notebook.view import answers
-from pathways_lab.notebook.view.cpu_budget import PERIOD
+from pathways_lab.notebook.view.cpu_budget import LATE, PERIOD, Pace
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.notebook.view.machine_load import Idle
 from pathways_lab.notebook.view.stills import Still, Stills
@@ -36,8 +36,9 @@ from pathways_lab.runtime.processes import child_process
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.transport.addresses import private_folder, remove_folder
 
-SHARE = 6
-"""A thread of the kernel rests at least this many times as long as an update took."""
+SHARE, CATCHING_UP = 6, 2
+"""A thread of the kernel rests at least this many times as long as an update took, and as a picture
+that is behind."""
 
 POLL = 0.2
 """Seconds between two looks whether what a view shows has ended."""
@@ -106,6 +107,7 @@ class Thread:
     def do(self, name: str, value: Any = None) -> None:
         with self._lock:
             self.picture.do(name, value)
+            self.picture.fold(self._timeline.clock(), FOLD)
             self._draw()
 
     def whole(self) -> None:
@@ -126,7 +128,7 @@ class Thread:
     def _draw(self) -> None:
         if self._over.is_set():
             return
-        message = self._stream.update(*self.picture.look(self._timeline.clock()))
+        message = self._stream.update(*self.picture.shown(self._timeline.clock()))
         if message is not None:
             self._say(message)
 
@@ -138,13 +140,18 @@ class Thread:
         self._screen.message(documented(message))
 
     def _run(self) -> None:
-        pause = PERIOD
+        pause, pace = PERIOD, Pace(time.monotonic(), 1)
         while not self._over.wait(pause):
             try:
                 with self._lock:
-                    begun = time.thread_time()
+                    begun, present = time.thread_time(), self.picture.present
+                    self.picture.fold(self._timeline.clock(), pace.part)
+                    folded = time.thread_time()
                     self._draw()
-                    pause = max(PERIOD, SHARE * (time.thread_time() - begun))
+                    drawn = time.thread_time()
+                    pace.drew(folded - begun, drawn - folded)
+                    late = present.behind and self._timeline.clock() - present.folded > LATE
+                    pause = max(PERIOD, (CATCHING_UP if late else SHARE) * (drawn - begun))
                     if self.picture.over(self._screen.ended()):
                         self.end(self.picture.outcome)
                     elif still := self._stills.take(self._timeline.clock()):
