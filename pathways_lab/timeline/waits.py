@@ -405,6 +405,18 @@ class Waits:
                     idle.append((begun, over))
                     del idle[:-LAST]
 
+    def so_far(
+        self, run: int, step: int, node: str, lanes: tuple[Lane, ...], start: float
+    ) -> list[tuple[str, float, float]]:
+        """The waits before a gang that *lanes*, of one host, began at *start* (seconds) and have
+        not ended, as far as they are known: ``(cause, from, until)``.  Nothing is folded."""
+        known, since = self._runs.get(run), self._free.get(lanes[0], self._since)
+        if known is None or known.submitted == since == -np.inf:
+            return []
+        gang = _Gang(run, step, lanes[0].host, node, tuple([lane.device for lane in lanes]))
+        parts = blame(since, start, known.submitted, self._obstacles(gang, known, start))
+        return [part for part in parts if part[0] != NOTHING]
+
     def _unclaimed(self, lane: Lane, submitted: float) -> list[tuple[float, float]]:
         """Take the times after *submitted* for which nobody has said that the lane was awaited."""
         idle = self._idle[lane]

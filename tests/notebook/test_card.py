@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
+from pathways_lab.notebook.panels.queues import waits_so_far
+from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.picture import Picture, Wanted
-from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.notebook.view.view import View
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
+from pathways_lab.timeline.waits import INPUT, TRANSFER
 from tests.notebook.synthetic import Cluster, arrival, training
 from tests.notebook.test_lanes import late
 
@@ -82,3 +86,48 @@ def test_a_view_knows_the_name_of_the_gang_that_is_chosen() -> None:
     gang = next(r for r in records if isinstance(r, Event) and r.kind == "granted")
     picture.do("choose", number(gang.run, gang.step))
     assert picture.look(5.0)[1].node == gang.node
+
+
+def test_the_gap_before_what_runs_has_its_causes_before_that_has_ended() -> None:
+    cluster = Cluster()
+    cluster.pipeline(micro=1)
+    begin = next(r.start for r in cluster.records if isinstance(r, Span) and r.node == "fwd1")
+    found: list[dict[int, float]] = []
+    for moment in (begin + 0.01, begin + 0.05):
+        scene = Scene(0.0, 20.0)
+        records = [
+            replace(r, time=begin) if isinstance(r, Event) and r.kind == "launched"
+            and r.node == "fwd1" else r
+            for r in cluster.in_order()
+        ]  # fmt: skip
+        scene.add([r for r in records if arrival(r) <= moment], moment)
+        marks = waits_so_far(scene), scene.waited.table.columns()
+        found.append({})
+        for each in marks:
+            for kind, left, right, top in zip(
+                *(each[name].tolist() for name in ("kind", "left", "right", "top")), strict=True
+            ):
+                if top > 0.6:  # island1
+                    found[-1][kind] = right - left
+        assert bool(len(marks[0]["left"])) == (moment < begin + 0.04), "only while it runs"
+    assert found[0].keys() == found[1].keys() >= {WAITS.index(INPUT), WAITS.index(TRANSFER)}
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_what_is_compiled_before_the_first_gang_has_its_line_and_an_advice() -> None:
+    steps = [[False, "decode", 0, 8, [], "a.py:7: return decode(x)"]]
+    scene = Scene(0.0, 20.0)
+    scene.add(
+        [
+            *Cluster(1).records,
+            Event("plan", 0.0, args={"plan": "k", "steps": steps}),
+            Event("submitted", 0.0, run=1, program="p", args={"plan": "k"}),
+            Event("compiling", 0.1, "island0", "island0/host0", node="decode",
+                  args={"function": "d", "slice": 0, "waiting": 0}),
+        ],
+        1.0,
+    )  # fmt: skip
+    assert PANELS["queues"](scene, 1.0).empty == (
+        "hosts compile decode before the first gang (line 7: return decode(x))"
+    )
+    assert advice(scene, 1.0).startswith("hosts compile decode: only the first call")

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathways_lab.notebook.panels.order import awaited
+from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number
-from pathways_lab.notebook.scene.palette import PAINTS, family, ink_on
+from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, PAINTS, family, ink_on
 from pathways_lab.notebook.scene.plot import (
     BOXES,
     CATALOGUE,
@@ -33,6 +34,7 @@ from pathways_lab.notebook.scene.plot import (
 from pathways_lab.notebook.scene.row_layout import Rows, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
+from pathways_lab.timeline.gangs import GangKey
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import own
 
@@ -72,6 +74,8 @@ def plot(scene: Scene, now: float) -> Plot:
     count = len(rows.labels)
     each = max(7.0, min(28.0, 420.0 / max(count, 1)))
     open_bars = _open(scene, now)
+    waited, open_waits = scene.waited.table.columns(), waits_so_far(scene)
+    marks = {name: np.concatenate((waited[name], column)) for name, column in open_waits.items()}
     bars = scene.bars.columns()
     return Plot(
         name="queues",
@@ -84,8 +88,17 @@ def plot(scene: Scene, now: float) -> Plot:
             Layer(
                 "queues-waits",
                 BOXES,
-                scene.waited.table.columns(),
+                waited,
                 first=scene.waited.table.first,
+                hover=WAITED,
+                alpha=0.9,
+                kinds=WAITS,
+                lined=True,
+            ),
+            Layer(
+                "queues-waits-open",
+                BOXES,
+                open_waits,
                 hover=WAITED,
                 alpha=0.9,
                 kinds=WAITS,
@@ -93,7 +106,7 @@ def plot(scene: Scene, now: float) -> Plot:
             ),
             Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER, lined=True),
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
-            Layer("queues-causes", TEXTS, _causes(scene, now, each)),
+            Layer("queues-causes", TEXTS, _causes(scene, marks, now, each)),
             Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else _no_words()),
             Layer(CATALOGUE, DATA, scene.catalogue.columns()),
         ),
@@ -142,6 +155,36 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
         for name, column in columns.items():
             column.append(values[name])
     return columns
+
+
+def waits_so_far(scene: Scene) -> dict[str, NDArray[np.generic]]:
+    """Marks of what devices waited for before what they work on, as those of what has ended."""
+    together: dict[tuple[GangKey, str], list[Lane]] = {}
+    about: dict[tuple[GangKey, str], tuple[float, What]] = {}
+    for lane, key, since, what in scene.running():
+        together.setdefault((key, lane.host), []).append(lane)
+        about[key, lane.host] = since, what
+    marks: list[dict[str, float]] = []
+    seen: set[float] = set()
+    for (key, host), lanes in together.items():
+        row = scene.drawn_at(lanes[0])
+        if row is None or row in seen:
+            continue
+        seen.add(row)
+        since, what = about[key, host]
+        for cause, begun, over in scene.waits.so_far(*key, what.node, tuple(lanes), since):
+            kind = WAITS.index(cause)
+            top, bottom = scene.waited.edges[kind]
+            marks.append({
+                "left": begun - scene.origin, "right": over - scene.origin,
+                "top": row + top, "bottom": row + bottom, "paint": CAUSE_PAINTS[kind],
+                "what": scene.catalogue.row(what), "busy": 1000 * (over - begun),
+                "gang": number(*key), "kind": kind, "count": len(lanes),
+            })  # fmt: skip
+    return {
+        name: np.array([mark[name] for mark in marks], column.dtype)
+        for name, column in scene.waited.table.columns().items()
+    }
 
 
 def _readouts(scene: Scene, now: float) -> dict[float, str]:
@@ -193,10 +236,9 @@ def _host_labels(rows: Rows, each: float) -> dict[float, str]:
     return {(min(at) + max(at)) / 2: short(host) for (_, host), at in of.items()}
 
 
-def _causes(scene: Scene, now: float, each: float) -> dict[str, list[Any]]:
+def _causes(scene: Scene, marks: dict[str, Any], now: float, each: float) -> dict[str, list[Any]]:
     """The names of causes beside their marks: colours alone may look alike."""
     start, end = scene.range(now)
-    marks: dict[str, Any] = scene.waited.table.columns()
     left, right = np.maximum(marks["left"], start), np.minimum(marks["right"], end)
     room, kinds = (right - left) / (end - start), marks["kind"].astype(int)
     middle = (marks["top"] + marks["bottom"]) / 2

@@ -44,6 +44,8 @@ _REMEDIES = {
 
 def advice(scene: Scene, now: float) -> str:
     """The sentence about what is shown at *now* (seconds); "" where none is worth it."""
+    if not scene.started and (making := scene.compiling.now()):
+        return f"hosts compile {making.name}: {_REMEDIES[COMPILE][1]}"
     start, end = scene.range(now)
     end = end if scene.busy else min(end, scene.last - scene.origin)
     marks, seconds = scene.waited.seconds(start, end)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.panels.order import around_frontier
+from pathways_lab.notebook.panels.queues import waits_so_far
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS
 from pathways_lab.notebook.scene.scene import WAITS, WORK, Scene
 
@@ -61,4 +62,7 @@ def _programs(scene: Scene, now: float, panels: set[str]) -> set[str]:
 def _causes(scene: Scene, now: float, panels: tuple[str, ...]) -> set[int]:
     if "planned" in panels:
         return scene.seen_causes
-    return scene.waited.within(*scene.range(now), "kind") if "queues" in panels else set()
+    if "queues" not in panels:
+        return set()
+    now_running = waits_so_far(scene)["kind"].astype(int).tolist()
+    return scene.waited.within(*scene.range(now), "kind") | set(now_running)

@@ -40,10 +40,17 @@ def nothing(scene: Scene) -> str:
     if scene.started:
         return ""
     if making := scene.compiling.now():
-        return f"hosts compile {making.name} before the first gang"
+        return f"hosts compile {making.name} before the first gang{_line_of(scene, making.name)}"
     if scene.earlier is None:
         return "waiting for the first gang"
     return f"no gang yet: the last one ended {duration(scene.earlier)} before this picture begins"
+
+
+def _line_of(scene: Scene, node: str) -> str:
+    """``" (line 3)"``: where runs that are submitted call a node, "" where that is not known."""
+    stages = (stage for run in scene.runs for stage in scene.flows.run(run))
+    line = next((stage.line for stage in stages if stage.node == node and stage.line), "")
+    return f" (line {What(node, '', '', line).source})" if line else ""
 
 
 def summary(scene: Scene, now: float, title: str) -> str:
