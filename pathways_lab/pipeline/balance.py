@@ -22,12 +22,17 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from pathways_lab.core.errors import Failure, PathwaysError
 
 
-def partition(costs: Sequence[float], stages: int) -> tuple[range, ...]:
+def partition(
+    costs: Sequence[float], stages: int, speeds: Sequence[float] = ()
+) -> tuple[range, ...]:
     """Neighbouring layers for each of *stages*: the largest sum of costs is the least possible.
+
+    speeds: of each stage, where they are not equal.
 
     Raises PathwaysError where there are fewer layers than stages.
     """
     count = len(costs)
+    speed = [1.0] * stages if not speeds else list(speeds)
     if not 1 <= stages <= count:
         raise PathwaysError(
             Failure(
@@ -40,10 +45,11 @@ def partition(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     @cache
     def best(start: int, left: int) -> tuple[float, int]:
         """The dearest of *left* stages over the layers from *start*, and where the first ends."""
+        own = speed[stages - left]
         if left == 1:
-            return sum(costs[start:]), count
+            return sum(costs[start:]) / own, count
         ends = range(start + 1, count - left + 2)
-        return min((max(sum(costs[start:end]), best(end, left - 1)[0]), end) for end in ends)
+        return min((max(sum(costs[start:end]) / own, best(end, left - 1)[0]), end) for end in ends)
 
     cuts = [0]
     for left in range(stages, 0, -1):
@@ -59,10 +65,11 @@ def operations(function: Callable[..., Any], *arguments: Any) -> tuple[float, An
 
 
 def _of_jaxpr(jaxpr: Jaxpr) -> float:
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+    return sum(of_equation(equation) for equation in jaxpr.eqns)
 
 
-def _of_equation(equation: JaxprEqn) -> float:
+def of_equation(equation: JaxprEqn) -> float:
+    """The same of one equation, with all that it calls."""
     inner = [_of_jaxpr(body) for body in _bodies(equation)]
     if inner:
         # Branches exclude each other; a loop of unknown length counts once.

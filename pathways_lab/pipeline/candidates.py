@@ -2,8 +2,7 @@
 
 Problem: there are many, and few of them are legal.
 
-How: neighbouring parts on one slice are a stage.  A known schedule of the stages becomes one of the
-parts: where it has a task of a stage, the parts of the stage have one each.
+How: the product of schedules, numbers of microbatches, cuts into neighbours and orders of slices.
 
 Rule for maintainers: pure; a way that the step refuses is found out by making it.
 
@@ -17,10 +16,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.mpmd.step import Step
-from pathways_lab.pipeline.schedule import Schedule, Task
-from pathways_lab.pipeline.schedules import SCHEDULES, for_stages
+from pathways_lab.pipeline.schedule import Schedule
+from pathways_lab.pipeline.schedules import SCHEDULES
 
 SCHEDULE, MICROBATCHES, CUT, PLACEMENT = OVER = ("schedule", "microbatches", "cut", "placement")
 """Names of what ways may differ in."""
@@ -76,35 +74,3 @@ def _cuts(parts: Sequence[str], slices: int) -> Iterator[list[int]]:
     """Neighbouring parts for each slice: the number of its slice, by part."""
     for ends in itertools.combinations(range(1, len(parts)), slices - 1):
         yield [sum(end <= part for end in ends) for part in range(len(parts))]
-
-
-def scheduled(way: Way, microbatches: int) -> str | Schedule | None:
-    """The schedule of a way, for a step.  Raises PathwaysError where its stages do not fit."""
-    groups = [list(group) for _, group in itertools.groupby(way.layout, key=lambda part: part[1])]
-    if way.schedule is None or len(groups) == len(way.layout):
-        return way.schedule
-    slices = len({on for _, on in way.layout})
-    made = for_stages(way.schedule, len(groups), slices, microbatches)
-    if made.stages != len(groups):
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"{way.schedule} has {made.stages} stages; {len(groups)} are on {slices} slices",
-                "take another schedule",
-            )
-        )
-    return spread(made, [len(group) for group in groups])
-
-
-def spread(schedule: Schedule, sizes: Sequence[int]) -> Schedule:
-    """The schedule of stages as one of their parts.  sizes: how many parts each stage has."""
-    firsts = list(itertools.accumulate(sizes, initial=0))
-
-    def tasks(task: Task) -> Iterator[Task]:
-        parts = range(firsts[task.stage], firsts[task.stage + 1])
-        for part in parts if task.kind == "forward" else reversed(parts):
-            yield Task(task.kind, part, task.microbatch)
-
-    where = [at for at, size in zip(schedule.slices, sizes, strict=True) for _ in range(size)]
-    order = tuple(tuple(t for task in row for t in tasks(task)) for row in schedule.order)
-    return Schedule(schedule.name, schedule.microbatches, tuple(where), order)

@@ -34,7 +34,7 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.memory import liveness
 from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.slices.topology import Owned
-from pathways_lab.pipeline.candidates import OVER, Layout, Way, scheduled, ways
+from pathways_lab.pipeline.candidates import OVER, Layout, Way, ways
 from pathways_lab.pipeline.mpmd.step import Step
 from pathways_lab.pipeline.schedules import splits
 from pathways_lab.pipeline.what_if import (
@@ -313,9 +313,8 @@ class _Search:
         self._all.append(made)
         more = way.microbatches if way.microbatches != self.default.way.microbatches else None
         try:
-            turns = way.microbatches or self._turns
             made.step = step.otherwise(
-                on=dict(way.layout), schedule=scheduled(way, turns), microbatches=more
+                on=dict(way.layout), schedule=way.schedule, microbatches=more
             )
             order = self._order(made)
         except Exception as error:  # user code, too, may refuse a number of microbatches

@@ -13,9 +13,8 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.pipeline import search as searching
-from pathways_lab.pipeline.candidates import Way, layouts, scheduled, spread, ways
+from pathways_lab.pipeline.candidates import layouts, ways
 from pathways_lab.pipeline.mpmd.step import Step
-from pathways_lab.pipeline.schedules import SCHEDULES, for_stages
 from pathways_lab.pipeline.search import Candidate, Search
 from pathways_lab.pipeline.what_if import predictions
 from pathways_lab.timeline.log import Timeline
@@ -210,19 +209,6 @@ def test_types_must_be_known(step: Step) -> None:
 # --- ways ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_of_stages_is_one_of_their_parts(name: str) -> None:
-    chunked = name in ("circular", "interleaved", "dualpipev")
-    made = for_stages(name, 6 if chunked else 3, 3, 6)
-    sizes = [2, 1, 3, 1, 1, 2][: made.stages]
-    parts = spread(made, sizes)
-    assert parts.problem() is None
-    assert parts.stages == sum(sizes)
-    assert parts.slices == tuple(
-        at for at, size in zip(made.slices, sizes, strict=True) for _ in range(size)
-    )
-
-
 def test_neighbours_are_cut_in_every_way() -> None:
     left, right, other = (a_slice(1, island=f"island{n}") for n in range(3))
     on = dict(zip("abcde", (left, left, right, right, other), strict=True))
@@ -231,11 +217,6 @@ def test_neighbours_are_cut_in_every_way() -> None:
     assert cuts[0] == tuple(on.items())
     assert len(layouts(on, cut=True, placement=True)) == 6 * 6
     assert len(layouts(on, cut=False, placement=True)) == 6
-    way = Way("1f1b", None, cuts[0])
-    made = scheduled(way, 4)
-    assert made.slices == (0, 0, 1, 1, 2)  # type: ignore[union-attr]
-    with pytest.raises(pw.PathwaysError, match="dualpipev has 6 stages"):
-        scheduled(dataclasses.replace(way, schedule="dualpipev"), 6)
 
 
 def test_the_own_way_comes_first(step: Step) -> None:

@@ -14,7 +14,8 @@ Paper: section 5.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.client.lab.devices import Slice
@@ -101,9 +102,19 @@ def _add(work: Work, works: Works, found: dict[Work, None]) -> None:
 
 
 def _table(schedule: str | Schedule, works: Works, on: Mapping[str, Slice]) -> Schedule:
-    """The table for as many stages as there are parts; it fits their slices."""
+    """The table for as many stages as there are parts; it fits their slices.
+
+    In a known schedule neighbours on one slice are a stage; where it has a task of the stage, the
+    parts have one each.
+    """
     slices = list(dict.fromkeys(on.values()))
-    table = for_stages(schedule, len(on), len(slices), works.microbatches)
+    if isinstance(schedule, Schedule):
+        table = schedule
+    else:
+        groups = [len(list(group)) for _, group in itertools.groupby(on.values())]
+        table = for_stages(schedule, len(groups), len(slices), works.microbatches)
+        if table.stages == len(groups):
+            table = spread(table, groups)
     if (table.stages, table.microbatches) != (len(on), works.microbatches):
         raise _refused(
             f"schedule {table.name!r} is for {table.stages} stages and {table.microbatches}"
@@ -121,6 +132,20 @@ def _table(schedule: str | Schedule, works: Works, on: Mapping[str, Slice]) -> S
                 "list the parts of `on` in the order of the stages",
             )
     return table
+
+
+def spread(schedule: Schedule, sizes: Sequence[int]) -> Schedule:
+    """The schedule of stages as one of their parts.  sizes: how many parts each stage has."""
+    firsts = list(itertools.accumulate(sizes, initial=0))
+
+    def tasks(task: Task) -> Iterator[Task]:
+        parts = range(firsts[task.stage], firsts[task.stage + 1])
+        for part in parts if task.kind == "forward" else reversed(parts):
+            yield Task(task.kind, part, task.microbatch)
+
+    where = [at for at, size in zip(schedule.slices, sizes, strict=True) for _ in range(size)]
+    order = tuple(tuple(t for task in row for t in tasks(task)) for row in schedule.order)
+    return Schedule(schedule.name, schedule.microbatches, tuple(where), order)
 
 
 def _refused(message: str, remedy: str) -> PathwaysError:

@@ -24,7 +24,6 @@ from pathways_lab.client.program import glue
 from pathways_lab.client.program.glue import Replay
 from pathways_lab.client.program.graph import Ref
 from pathways_lab.client.session import failures
-from pathways_lab.pipeline.mpmd import flat as flattening
 from pathways_lab.pipeline.mpmd import fragments, halves, marks, order, places, work
 from pathways_lab.pipeline.mpmd.flat import Equation, Flat, Variable
 from pathways_lab.pipeline.mpmd.fragments import Cut, Piece
@@ -113,18 +112,17 @@ class Functions:
 
 
 def partition(
-    closed: Any,
+    step: Flat,
     given: Given,
     on: Mapping[str, Slice],
     schedule: str | Schedule | None,
     functions: Functions,
 ) -> Partition:
-    """The fragments of a step.  closed: what JAX recorded of it.
+    """The fragments of a step.
 
     Raises PathwaysError for marks that have no slice, and the other way round; for schedules
     that do not fit.
     """
-    step = flattening.flattened(closed)
     _check_marks(step, on)
     if schedule is not None and splits(schedule):
         step = halves.halved(step)

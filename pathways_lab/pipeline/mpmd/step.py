@@ -34,6 +34,8 @@ from pathways_lab.client.program.graph import Ref
 from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
+from pathways_lab.pipeline.mpmd.cutting import cut
+from pathways_lab.pipeline.mpmd.flat import flattened
 from pathways_lab.pipeline.mpmd.partition import (
     Fragment,
     Functions,
@@ -51,13 +53,14 @@ from pathways_lab.timeline.text_table import TextTable
 class Step(ProgramFunction):
     """A training step on slices; made by :func:`jit`.  Called like the function itself.
 
-    on: by part, its slice.  schedule: the order of the parts' work; None: as written.
+    on: by part, its slice; where only slices were given, from the first call (``place``,
+    ``capture``) on.  schedule: the order of the parts' work; None: as written.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        on: Mapping[str, Slice],
+        on: Mapping[str, Slice] | Sequence[Slice],
         schedule: str | Schedule | None,
         in_shardings: Any,
         donate: tuple[Numbers, Names],
@@ -73,7 +76,8 @@ class Step(ProgramFunction):
         self._types: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._constants: dict[Ref, Handle] = {}
         self._shown: Partition | None = None
-        self.on = dict(on)
+        self._among = () if isinstance(on, Mapping) else tuple(on)
+        self.on = dict(on) if isinstance(on, Mapping) else {}
         self.schedule = schedule
 
         @functools.wraps(function)
@@ -126,7 +130,7 @@ class Step(ProgramFunction):
             function = functools.partial(function, microbatches=microbatches)
         made = Step(
             function,
-            self.on if on is None else on,
+            (self.on or self._among) if on is None else on,
             self.schedule if schedule is None else schedule,
             self._shardings,
             donate,
@@ -215,7 +219,10 @@ class Step(ProgramFunction):
             replaced = _replaced(split, body, donated)
             specs = self._specs(split)
             given = Given(labels, specs, frozenset(donated), replaced, body.out_tree)
-            known = partition(body.jaxpr, given, self.on, self.schedule, self._functions)
+            step = flattened(body.jaxpr)
+            if not self.on:
+                self.on = cut(step, self._among)
+            known = partition(step, given, self.on, self.schedule, self._functions)
             self._partitions[key] = known
         self._shown = known
         structs = [
@@ -259,6 +266,7 @@ class Step(ProgramFunction):
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{part} on {on.name}" for part, on in self.on.items())
+        parts = parts or f"parts on {', '.join(on.name for on in self._among)}"
         return f"<step {self.name}: {parts}>"
 
     def _repr_html_(self) -> str:
@@ -314,7 +322,7 @@ def _same(one: tuple[Any, list[Any]], other: tuple[Any, list[Any]]) -> bool:
 def jit(
     function: Callable[..., Any],
     *,
-    on: Mapping[str, Slice],
+    on: Mapping[str, Slice] | Sequence[Slice],
     schedule: str | Schedule | None = None,
     in_shardings: Any = None,
     static_argnums: Numbers = None,
@@ -333,9 +341,12 @@ def jit(
         :func:`named`.
     on: by name, the slice of a part: of its forward work, of its backward work, of its parameters
         and of the optimizer's memory for them.  All other code runs where its operands are.
+        Or a list of slices: then each slice has neighbouring parts, as many as make its work go
+        with its number of devices; :attr:`Step.on` says which.
     schedule: the name of one of ``pw.pipeline``'s (``"1f1b"``, ``"zb-h2"``, ``"dualpipev"``,
-        ...), or a ``pw.pipeline.Schedule`` of one's own; its stages are the parts in the order
-        of *on*.  None: in the order of the code.
+        ...), whose stages are the parts in the order of *on*, neighbours on one slice together; or
+        a ``pw.pipeline.Schedule`` of one's own, with a stage for each part.  None: in the order of
+        the code.
     in_shardings: a pytree prefix of the positional arguments with ``PartitionSpec`` entries: how
         each is cut over the mesh of its slice, and a state that replaces it too.
     static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
@@ -351,12 +362,13 @@ def jit(
     Raises PathwaysError for parts without a slice, slices without a part, and schedules that do
     not fit the step or would hang.
     """
-    for part, place in on.items() if isinstance(on, Mapping) else [(None, on)]:
-        if not isinstance(place, Slice) or not isinstance(part, str):
+    listed = isinstance(on, list | tuple) and len(on) > 0
+    for part, place in on.items() if isinstance(on, Mapping) else enumerate(on if listed else [on]):
+        if not isinstance(place, Slice) or not (listed or isinstance(part, str)):
             raise failures.failure(
                 "refused",
                 f"on={on!r:.80} does not say for each part, by its name, the slice",
-                'on={"encoder": lab.slice(2), "decoder": lab.slice(2)}',
+                'on={"encoder": lab.slice(2), "decoder": lab.slice(2)}, or on=[slice, slice]',
             )
     return Step(
         function, on, schedule, in_shardings, (donate_argnums, donate_argnames),
