@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -92,8 +93,9 @@ class Case:
         source: tuple[SliceBinding, Layout],
         target: tuple[SliceBinding, Layout],
         trimmed: bool = False,
+        step: int = 0,
     ) -> None:
-        self.benches = benches
+        self.benches, self.key = benches, (1, step)
         self.bindings = (source[0], target[0])
         self.values = tuple(
             with_bytes(shape, "float32", on.slice, where) for on, where in (source, target)
@@ -124,7 +126,7 @@ class Case:
 
     def send(self, failure: Failure | None = None) -> None:
         host = self.bindings[0].hosts[0]
-        action = Send((1, 0), self.plan, self.node, self.source, failure, 0)
+        action = Send(self.key, self.plan, self.node, self.source, failure, 0)
         exchange, sent = self.benches[host].exchange, self.benches[host].sent
         exchange.submit(
             exchange.send, action, self.places[0], self.route(host), lambda *what: sent.append(what)
@@ -133,7 +135,7 @@ class Case:
 
     def receive(self) -> None:
         host = self.bindings[1].hosts[0]
-        action = Receive((1, 0), self.plan, self.node, self.target, 0)
+        action = Receive(self.key, self.plan, self.node, self.target, 0)
         exchange, arrived = self.benches[host].exchange, self.benches[host].arrived
         exchange.submit(exchange.receive, action, self.places[1], self.route(host), arrived.append)
         self.benches[host].settle()
@@ -269,6 +271,89 @@ def test_rows_of_zeros_at_the_ends_do_not_travel(
         arrived = benches[FAR].arrived.pop()
         assert np.array_equal(np.asarray(arrived.payload), case.data)
         assert arrived.nbytes == 3 * 4 * 4
+
+
+class Edges:
+    """Transfers of three hosts to one, each by a wire of its own; what happens next is random."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.hosts = [f"island0/host{n}" for n in range(3)]
+        self.wires = {host: Wire() for host in (*self.hosts, FAR)}
+        self.benches = {host: Bench(host, wire) for host, wire in self.wires.items()}
+        far = binding(9, (2,), [0, 1], FAR)
+        self.cases = {}
+        for step, host in enumerate(self.hosts):
+            near = binding(1 + step, (2,), [0, 1], host)
+            cut = rng.choice([("a", None), (None, "a")])
+            ends = (near, layout(near, *cut)), (far, layout(far, None, None))
+            self.cases[host] = Case(self.benches, (8, 4), *ends, trimmed=True, step=step)
+        self.lost: set[str] = set()
+
+    def run(self) -> None:
+        """Send, receive, deliver one piece, or lose a link with all that is on it, in any order."""
+        exchange = self.benches[FAR].exchange
+        todo = [*((case, case.send) for case in self.cases.values()),
+                *((case, case.receive) for case in self.cases.values())]  # fmt: skip
+        while todo or any(wire.letters for wire in self.wires.values()):
+            host = self.rng.choice(self.hosts)
+            letters = self.wires[host].letters
+            if todo and self.rng.random() < 0.4:
+                todo.pop(self.rng.randrange(len(todo)))[1]()
+            elif self.rng.random() < 0.03:
+                self.lost.add(host)
+                letters.clear()
+                self.wires[host].broken = ConnectionError("broken")
+                waiting = [case.key for case in self.cases.values()]
+                exchange.submit(exchange.peer_lost, host, "broken", waiting)
+            elif letters:
+                _, fields, buffers = letters.pop(self.rng.randrange(len(letters)))
+                data = memoryview(buffers[0] if buffers else b"")
+                exchange.submit(exchange.piece, unpack_fields(Part, fields), data)
+            self.benches[FAR].settle()
+            for host in self.lost:
+                self.wires[host].letters.clear()
+
+    def close(self) -> None:
+        for bench in self.benches.values():
+            bench.exchange.close()
+
+
+def broken(seed: int) -> str:
+    """The problem, or "": each transfer ends once, whole, or failed where its link was lost."""
+    edges = Edges(random.Random(seed))
+    try:
+        edges.run()
+    finally:
+        edges.close()
+    arrived = edges.benches[FAR].arrived
+    for host, case in edges.cases.items():
+        ends = [end for end in arrived if end.action.key == case.key]
+        if len(ends) != 1:
+            return f"ended {len(ends)} times"
+        if ends[0].failure is not None and host not in edges.lost:
+            return f"failed: {ends[0].failure.message}"
+        if ends[0].failure is None and not np.array_equal(np.asarray(ends[0].payload), case.data):
+            return "a wrong value"
+    return ""
+
+
+def test_transfers_of_several_senders_end_once_in_any_order_and_with_links_lost() -> None:
+    assert [broken(seed) for seed in range(20)] == [""] * 20
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("_keep", lambda self, key, take: None),
+        ("_fail_if_from", lambda self, host, incoming, reason: None),
+    ],
+)
+def test_without_early_pieces_or_news_of_lost_links_a_transfer_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, name: str, without: Any
+) -> None:
+    monkeypatch.setattr(Exchange, name, without)
+    assert "ended 0 times" in {broken(seed) for seed in range(10)}
 
 
 @pytest.mark.parametrize("rows", [(-1, 0), (0, 9), (2, 1)])
