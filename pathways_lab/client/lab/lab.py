@@ -288,7 +288,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         """A live view of the timeline; of a lab that is gone, a static picture of all of it.
 
         panels: names; none means islands, order, queues and utilisation, and above the queues
-            heat where there are more than 64 hosts.
+            heat where there are more than 64 hosts, and experts where rows go to some.
         options: title, window (it looks back so many seconds; without it the last two steps of a
             program that repeats, or 20 seconds), origin (not further than that);
             of a lab that is gone ``replay=True``: live, with scrubber, zoom and clicks.
