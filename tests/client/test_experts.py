@@ -95,7 +95,7 @@ def halves(value: Any) -> list[Any]:
     return [value[:CUT], value[CUT:]]
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", ["none for two", "skewed"])
 def test_rows_of_two_senders_are_one_batch_with_gradients(moe: Any, load: str) -> None:
     parameters, x, weights = made(2)
     choice = np.array(LOADS[load], np.int32)
@@ -166,10 +166,19 @@ def test_sizes_that_do_not_hold_all_rows_are_refused(fake: FakeLab) -> None:
         pw.experts(ffn, on=[3], route=len)  # type: ignore[list-item,arg-type]
 
 
-@given(choice=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=ROWS))
+@given(
+    choice=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=ROWS),
+    two=st.booleans(),
+)
 @settings(max_examples=30)
-def test_any_choice(moe: Any, choice: list[tuple[int, int]]) -> None:
+def test_any_choice(moe: Any, choice: list[tuple[int, int]], two: bool) -> None:
     parameters, x, weights = made(len(choice))
     rows = np.resize(np.array(choice, np.int32), (ROWS, 2))
-    there = pw.device_put(x, moe.on[0])
-    equal(moe(parameters, there, rows, weights), dense(parameters, x, rows, weights))
+    if two:
+        there = pw.device_put(halves(x), [moe.on[2], moe.on[1]])
+        found = np.concatenate(
+            jax.device_get(moe(parameters, there, halves(rows), halves(weights)))
+        )
+    else:
+        found = moe(parameters, pw.device_put(x, moe.on[0]), rows, weights)
+    equal(found, dense(parameters, x, rows, weights))
