@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import pathways_lab as pw
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.memory.liveness import profile
 from tests.client.kit import FakeLab
 
 
@@ -214,3 +215,19 @@ def test_a_program_that_decides_is_not_fused(places: list[pw.Slice]) -> None:
 
     with pytest.raises(PathwaysError, match="this program decides which of its calls run"):
         choose(np.zeros(4, np.float32))
+
+
+def test_the_memory_of_a_loop_does_not_grow_with_its_turns(places: list[pw.Slice]) -> None:
+    double, less, _ = functions(places)
+    peaks = []
+    for most in (3, 30):
+
+        @pw.program
+        def loop(x: Any, most: int = most) -> Any:
+            return pw.until(lambda v: v[0] > 5, lambda v: less(double(v)), double(x), at_most=most)
+
+        loop(np.ones(4, np.float32))
+        plan = loop.last.prepared.plan
+        reserved = profile(plan, plan.inputs, [0] * len(plan.steps))
+        peaks.append({on: max(bytes) for on, bytes in reserved.items()})
+    assert peaks[0] == peaks[1]

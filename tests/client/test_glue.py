@@ -84,3 +84,13 @@ def test_what_differs_is_never_taken_for_the_same(
         assert (handle.dtype, handle.weak_type) == (wanted.dtype, work(jnp.sin(X)).weak_type)
         np.testing.assert_allclose(handle.result(), wanted, rtol=1e-5)
         assert np.array_equal(np.signbit(handle.result()), np.signbit(wanted))
+
+
+def test_a_group_looks_values_up_and_never_at_all_that_a_program_needs() -> None:
+    """A loop of 10,000 turns has as many groups, and needs as many values."""
+
+    class Needed:
+        def __contains__(self, ref: object) -> bool:
+            return False
+
+    assert glue.Group(None).node(Needed()) is None  # type: ignore[arg-type]

@@ -120,7 +120,8 @@ def until(
 
     ``done(state)`` is asked before each turn.  In a program (:func:`program`) both functions
     call compiled functions, on any slices; the client takes no part between turns.  The plan has
-    *at_most* turns; those that are not needed are skipped.  Outside of a program ``done`` is read.
+    *at_most* turns, some 200 bytes for each node of them, and is sent once; those that are not
+    needed are skipped, and memory does not grow with them.  Outside of a program ``done`` is read.
 
     Example::
 

@@ -14,7 +14,7 @@ Paper: section 4.2 (nodes of a program are compiled functions).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +51,12 @@ class Group:
         self.operations.append(operation)
         self.made.update(operation.results)
 
-    def node(self, needed: Iterable[Ref]) -> CallNode | None:
+    def node(self, needed: Container[Ref]) -> CallNode | None:
         """The group as a node that gives the *needed* values; None when nobody needs any."""
-        wanted = set(needed)
-        outputs = tuple(r for op in self.operations for r in op.results if r in wanted)
+        outputs = tuple(r for op in self.operations for r in op.results if r in needed)
         if not outputs:
             return None
-        operations = self._live(wanted)
+        operations = self._live(outputs)
         read = (x for op in operations for x in op.operands if isinstance(x, Ref))
         inputs = tuple(dict.fromkeys(ref for ref in read if ref not in self.made))
         name, line = _name(operations), source_lines.of_node(operations[-1].equation)
@@ -75,7 +74,7 @@ class Group:
             _bodies[key] = body
         return CallNode(body, self.slice, inputs, outputs, name, line, glue=True, when=self.when)
 
-    def _live(self, wanted: set[Ref]) -> list[Operation]:
+    def _live(self, wanted: Iterable[Ref]) -> list[Operation]:
         """The operations that the *wanted* values are made of."""
         live, kept = set(wanted), []
         for operation in reversed(self.operations):
