@@ -11,6 +11,7 @@ from pathways_lab.notebook.scene.advice import _REMEDIES, advice
 from pathways_lab.notebook.scene.plot import wide
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.waits import known_order
 
 STEPS = [[False, "made", 1, 8, [], ""], [False, "head", 2, 8, [0], ""]]
 
@@ -66,6 +67,33 @@ def test_a_host_that_is_late_is_named_in_place_of_a_remedy_for_pipelines():
         "island0/host1 ends up to 400 ms after the others of its gang; "
         "lab.stacks('island0/host1') shows its work"
     )
+
+
+@pytest.mark.parametrize("took", [0.95, 0.5])
+def test_a_network_that_is_full_is_named_in_place_of_a_remedy_for_pipelines(took):
+    """Places are withheld on one island while bytes are on their way to the other."""
+    records: list[Record] = [
+        Event("host-joined", 0.0, name, f"{name}/host0", args={"devices": 1})
+        for name in ("island0", "island1")
+    ]
+    for n in range(8):
+        of = {"run": n + 1, "program": "p"}
+        records.append(Event("submitted", 0.0, **of))
+        records += [Event("granted", n - 0.05, f"island{i}", step=i, args={"slice": i}, **of)
+                    for i in range(2)]  # fmt: skip
+        for i, start, end in ((0, n, n + 0.3), (1, n + 0.95, n + 1.9)):
+            records.append(
+                Span("gang", start, end, f"island{i}", f"island{i}/host0", (0,), step=i,
+                     node=f"f{i}", args={"slice": i}, **of)
+            )  # fmt: skip
+        records.append(
+            Span("transfer", n + 0.0, n + took, "island1", "island1/host0", (0,), step=9, **of)
+        )
+    found = Scene(0.0, 20.0)
+    found.add(sorted(records, key=known_order), 8.0)
+    said = advice(found, 8.0)
+    assert "for an earlier computation" in said
+    assert ("bytes are on their way to island1 for 92 % of it; send less" in said) == (took > 0.8)
 
 
 def test_less_than_a_fifth_of_the_time_needs_no_advice():

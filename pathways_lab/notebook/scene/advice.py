@@ -10,6 +10,8 @@ Paper: section 5.1 (dispatch overheads), section 5.3 (pipelines).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pathways_lab.notebook.scene.duration import duration
@@ -18,6 +20,12 @@ from pathways_lab.timeline.waits import COMPILE, DISPATCH, INPUT, MEMORY, ORDER,
 
 WORTH = 0.2
 """Share of the time of an island's devices from which on a cause is worth a sentence."""
+
+FULL = 0.8
+"""Share of the time for which bytes are on their way to an island whose network is full."""
+
+PARTS = 200
+"""Moments at which the network is looked at."""
 
 LATE = 0.05
 """Share of what is shown by which a host must be late to be named."""
@@ -67,8 +75,9 @@ def advice(scene: Scene, now: float) -> str:
             best = share
             said = f"{island} waits {100 * min(share, 1):.0f} % of the time for {awaited}"
             said += f", mostly before {node}" if node else ""
-            late = _latest(scene, now, island) if WAITS[cause] == INPUT else ""
-            said += f": {late or remedy}"
+            if WAITS[cause] == INPUT:
+                remedy = _latest(scene, now, island) or _network(scene, start, end) or remedy
+            said += f": {remedy}"
     return said
 
 
@@ -84,3 +93,22 @@ def _latest(scene: Scene, now: float, island: str) -> str:
     return (
         f"{host} ends up to {by} after the others of its gang; lab.stacks({host!r}) shows its work"
     )
+
+
+def _network(scene: Scene, start: float, end: float) -> str:
+    """The island to which bytes are on their way for most of the time, if there is one."""
+    bars: dict[str, Any] = scene.bars.columns()
+    thin = (bars["bottom"] - bars["top"] < 0.5) & (bars["right"] > start) & (bars["left"] < end)
+    edges = np.linspace(start, end, PARTS + 1)
+    for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
+        here = thin & (bars["top"] > low) & (bars["top"] < high)
+        left, right = np.sort(bars["left"][here]), np.sort(bars["right"][here])
+        # Under way at each moment: those that have begun, without those that are over.
+        under_way = np.searchsorted(left, edges) - np.searchsorted(right, edges)
+        share = float(np.mean(under_way > 0))
+        if share > FULL:
+            return (
+                f"bytes are on their way to {island} for {100 * share:.0f} % of it; "
+                + _REMEDIES[TRANSFER][1]
+            )
+    return ""
