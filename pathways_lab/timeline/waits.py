@@ -406,11 +406,12 @@ class Waits:
                     del idle[:-LAST]
 
     def so_far(
-        self, run: int, step: int, node: str, lanes: tuple[Lane, ...], start: float
+        self, run: int, step: int, node: str, lanes: tuple[Lane, ...], lane: Lane, start: float
     ) -> list[tuple[str, float, float]]:
-        """The waits before a gang that *lanes*, of one host, began at *start* (seconds) and have
-        not ended, as far as they are known: ``(cause, from, until)``.  Nothing is folded."""
-        known, since = self._runs.get(run), self._free.get(lanes[0], self._since)
+        """The waits of *lane* before a gang that it began at *start* (seconds) with *lanes* of its
+        host, as far as they are known: ``(cause, from, until)``.  Nothing is folded."""
+        known = self._runs.get(run)
+        since = self._free.get(lane, self._free.get(lanes[0], self._since))  # see _as_one
         if known is None or known.submitted == since == -np.inf:
             return []
         gang = _Gang(run, step, lanes[0].host, node, tuple([lane.device for lane in lanes]))

@@ -18,7 +18,7 @@ from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.notebook.view.view import View
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
-from pathways_lab.timeline.waits import INPUT, TRANSFER
+from pathways_lab.timeline.waits import INPUT, ORDER, TRANSFER
 from tests.notebook.synthetic import Cluster, arrival, training
 from tests.notebook.test_lanes import late
 
@@ -112,6 +112,31 @@ def test_the_gap_before_what_runs_has_its_causes_before_that_has_ended() -> None
         assert bool(len(marks[0]["left"])) == (moment < begin + 0.04), "only while it runs"
     assert found[0].keys() == found[1].keys() >= {WAITS.index(INPUT), WAITS.index(TRANSFER)}
     assert found[0] == pytest.approx(found[1])
+
+
+def test_lanes_that_share_what_runs_have_gaps_of_their_own() -> None:
+    """Two devices wait while two others of their gang are another client's."""
+    place = ("island0", "island0/host0")
+    of = {"run": 3, "program": "q", "node": "b"}
+    scene = Scene(0.0, 20.0)
+    scene.add(
+        [
+            *Cluster(1).records,
+            Event("submitted", 0.0, run=1, program="q"),
+            Span("gang", 0.0, 0.4, *place, (0, 1, 2, 3), 1, 0, "q", "b", args={"slice": 1}),
+            Event("submitted", 0.5, run=3, program="q"),
+            Event("submitted", 0.0, run=2, program="p"),
+            Span("gang", 0.4, 1.0, *place, (0, 1), 2, 0, "p", "a", args={"slice": 2}),
+            Event(
+                "launched", 1.0, *place, step=0, args={"devices": (0, 1, 2, 3), "slice": 1}, **of
+            ),
+        ],
+        1.5,
+    )
+    marks = waits_so_far(scene)
+    assert marks["kind"].tolist() == [WAITS.index(ORDER)]
+    assert (marks["left"][0], marks["right"][0]) == (0.5, 1.0)
+    assert marks["top"][0] > 0.5, "the lane of the two that are free"
 
 
 def test_what_is_compiled_before_the_first_gang_has_its_line_and_an_advice() -> None:

@@ -157,6 +157,20 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
     return columns
 
 
+def _mark(
+    scene: Scene, key: GangKey, what: What, row: float, count: int,
+    cause: str, begun: float, over: float,
+) -> dict[str, float]:  # fmt: skip
+    kind = WAITS.index(cause)
+    top, bottom = scene.waited.edges[kind]
+    return {
+        "left": begun - scene.origin, "right": over - scene.origin,
+        "top": row + top, "bottom": row + bottom, "paint": CAUSE_PAINTS[kind],
+        "what": scene.catalogue.row(what), "busy": 1000 * (over - begun),
+        "gang": number(*key), "kind": kind, "count": count,
+    }  # fmt: skip
+
+
 def waits_so_far(scene: Scene) -> dict[str, NDArray[np.generic]]:
     """Marks of what devices waited for before what they work on, as those of what has ended."""
     together: dict[tuple[GangKey, str], list[Lane]] = {}
@@ -167,20 +181,15 @@ def waits_so_far(scene: Scene) -> dict[str, NDArray[np.generic]]:
     marks: list[dict[str, float]] = []
     seen: set[float] = set()
     for (key, host), lanes in together.items():
-        row = scene.drawn_at(lanes[0])
-        if row is None or row in seen:
-            continue
-        seen.add(row)
         since, what = about[key, host]
-        for cause, begun, over in scene.waits.so_far(*key, what.node, tuple(lanes), since):
-            kind = WAITS.index(cause)
-            top, bottom = scene.waited.edges[kind]
-            marks.append({
-                "left": begun - scene.origin, "right": over - scene.origin,
-                "top": row + top, "bottom": row + bottom, "paint": CAUSE_PAINTS[kind],
-                "what": scene.catalogue.row(what), "busy": 1000 * (over - begun),
-                "gang": number(*key), "kind": kind, "count": len(lanes),
-            })  # fmt: skip
+        at: dict[float, list[Lane]] = {}
+        for lane in lanes:
+            if (row := scene.drawn_at(lane)) is not None and row not in seen:
+                at.setdefault(row, []).append(lane)
+        seen |= at.keys()
+        for row, (lane, *more) in at.items():
+            parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since)
+            marks += [_mark(scene, key, what, row, 1 + len(more), *part) for part in parts]
     return {
         name: np.array([mark[name] for mark in marks], column.dtype)
         for name, column in scene.waited.table.columns().items()
