@@ -342,7 +342,10 @@ def test_a_view_in_plain_ipython_is_text(shell: Shell) -> None:
             "unrecognized arguments: --nonsense; usage: %%pw_program ",
         ),
         ("%%pw_program --detach\ny = 1", "--detach needs a name to find the run by"),
-        ("%%pw_program a --detach\ny = double(x)", "'kernel-1' is a name that the lab has given"),
+        (
+            "%%pw_program away --detach\ny = double(x)",
+            "'kernel-1' is a name that the lab has given",
+        ),
         ("%pw_attach", "the following arguments are required: name; usage: %pw_attach"),
         ("%pw_attach nothing", "nothing is published under this name"),
         ("%%pw_program a b\ny = 1", "unrecognized arguments: b; usage: %%pw_program [-p"),
@@ -396,6 +399,19 @@ def test_help_explains_the_options(shell: Shell) -> None:
     magic = shell.ip.find_cell_magic("pw_program")
     assert "--priority" in magic.__doc__
     assert "Capture the cell as one program" in magic.__doc__
+
+
+def test_a_detached_cell_is_found_again_by_the_next_client(shell: Shell, tmp_path: Any) -> None:
+    shell.ip.user_ns["path"] = str(tmp_path / "lab.json")
+    shell.run("lab.invite(path)\neve = pw.connect(path, name='eve')")
+    shell.run("here = eve.slice(1)\nslow = pw.jit(lambda x: pw.emulated(300)(x + 1), on=here)")
+    shell.run("%%pw_program detached --detach\nfound, n = [slow(slow(x))], 3")
+    shell.run("eve.close()\ndel found\neve = pw.connect(path, name='eve')\n%pw_attach detached")
+    assert "detached: submitted" in shell.captured.stdout
+    np.testing.assert_array_equal(shell.run("found[0].result()"), np.arange(8) + 2)
+    shell.run("%pw_attach detached")
+    assert "detached: finished" in shell.captured.stdout
+    shell.run("eve.unpublish('detached')\neve.close()")
 
 
 def test_unloading_takes_everything_back(lab: Any) -> None:
@@ -452,16 +468,3 @@ def test_magics_that_look_start_no_lab_in_place_of_one_that_was_closed(lab: Any)
         assert not labs.is_running()
     finally:
         shell.run("%unload_ext pathways_lab")
-
-
-def test_a_detached_cell_is_found_again_by_the_next_client(shell: Shell, tmp_path: Any) -> None:
-    shell.ip.user_ns["path"] = str(tmp_path / "lab.json")
-    shell.run("lab.invite(path)\ndel y\neve = pw.connect(path, name='eve')")
-    shell.run("here = eve.slice(1)\nslow = pw.jit(lambda x: pw.emulated(300)(x + 1), on=here)")
-    shell.run("%%pw_program wait --detach\ny, n = [slow(slow(x))], 3")
-    shell.run("eve.close()\ndel y\neve = pw.connect(path, name='eve')\n%pw_attach wait")
-    assert "wait: submitted" in shell.captured.stdout
-    np.testing.assert_array_equal(shell.run("y[0].result()"), np.arange(8) + 2)
-    shell.run("%pw_attach wait")
-    assert "wait: finished" in shell.captured.stdout
-    shell.run("eve.unpublish('wait')\neve.close()")

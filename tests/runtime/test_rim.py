@@ -155,6 +155,7 @@ def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
         "clients": ["kernel-1", "kernel-2"],
         "published": {},
         "kept": [],
+        "going": {},
     }
 
 
