@@ -9,6 +9,7 @@ with every rule in force and checks after every event, and at the end, that
 * memory was never over its limit, and no client's over its quota,
 * every handle that was resolved and is still kept has its value, and the right one,
   on all hosts of its slice (as long as these live),
+* runs that make what is kept ahead go on when their client has left,
 * nothing is left, in the core and on hosts, when all clients have gone, and what they kept
   was taken by clients that came back for it, and is right, or was ended by an owner.
 
@@ -42,6 +43,8 @@ from pathways_lab.core.messages import (
     HandleTaken,
     HandleUnpublished,
     PolicyChosen,
+    RunEnded,
+    SlicesKept,
 )
 from pathways_lab.core.scheduling.policies import Policy, RemotePolicy
 from pathways_lab.core.scheduling.rules import Rules
@@ -165,13 +168,14 @@ def search(
     if shape.repeat:
         world.repeats = lambda: repeating.random() < shape.repeat
     worst = [0]
-    limits = _Limits(world)
+    limits, going = _Limits(world), _Going(world)
 
     def watch(event: Event, commands: list[Command]) -> None:
         """After every event."""
         if checks:
             check(world.control)
             limits.check()
+        going.watch(commands)
         if isinstance(event, ClientJoined) and event.client == "kernel-1":
             world.tell(event.client, lambda t: PolicyChosen(t, "policy", event.client, policy))
         for run in world.control.state.runs.values():
@@ -226,6 +230,26 @@ def search(
 
 _REGISTER = ("register the program first", "announce every compiled function for its slice first")
 """What clients are told that have not registered what they run."""
+
+
+class _Going:
+    """Runs that make what is kept ahead do not end because their client has left."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.clients: dict[int, str] = {}
+
+    def watch(self, commands: list[Command]) -> None:
+        """After every event.  A run that was cancelled before may be among them."""
+        for command in commands:
+            if isinstance(command, SlicesKept):
+                runs = self.world.control.state.runs
+                well = [run for run in command.runs if run not in runs or runs[run].cut is None]
+                self.clients.update(dict.fromkeys(well, command.client))
+            elif isinstance(command, RunEnded) and command.failure is not None:
+                client, why = self.clients.get(command.run), command.failure.message
+                gone = f"client {client} left" in why or f"was released by {client}" in why
+                assert not gone, f"run {command.run} of {client} ended: {why}"
 
 
 class _Limits:
