@@ -159,7 +159,7 @@ def kept_labs() -> Iterator[Finding]:
             if there["kept"]:
                 found += f"; it keeps {', '.join(there['kept'])}"
             for client, runs in there["going"].items():
-                found += f"; {runs} runs of {client} go on without a kernel"
+                found += f"; runs that go on without a kernel: {runs} of {client}"
         yield Finding(
             "note",
             found,

@@ -118,7 +118,9 @@ def test_kept_labs_are_listed_with_what_they_keep_and_what_goes_on(monkeypatch, 
     there = {"kept": ["state", "train"], "going": {"ann": 2}}
     monkeypatch.setattr(observer, "look", lambda _: there)
     (found,) = checks_machine.kept_labs()
-    assert found.what.endswith("; it keeps state, train; 2 runs of ann go on without a kernel")
+    assert found.what.endswith(
+        "; it keeps state, train; runs that go on without a kernel: 2 of ann"
+    )
 
 
 def test_no_loopback_fails(monkeypatch):

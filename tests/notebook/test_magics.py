@@ -378,6 +378,7 @@ def test_a_cell_in_which_nothing_runs_says_so(shell: Shell) -> None:
         ("%%pw_program --priority ", ["low", "normal", "high"]),
         ("%%pw_program --show islands,q", ["islands,queues"]),
         ("%%pw_program --no", ["--no-view"]),
+        ("%pw_attach train --show islands,q", ["islands,queues"]),
         ("%pw_cluster --platform c", ["cpu"]),
         ("%pw_cluster --ho", ["--hosts"]),
     ],

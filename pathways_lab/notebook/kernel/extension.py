@@ -23,6 +23,7 @@ from pathways_lab.notebook.reports import stall_figure
 
 MAGICS: dict[str, Any] = {
     "%%pw_program": PathwaysMagics.pw_program,
+    "%pw_attach": PathwaysMagics.pw_attach,
     "%pw_cluster": PathwaysMagics.pw_cluster,
 }
 """Magics with options, for their completion."""
