@@ -14,12 +14,12 @@ imports are the standard library and this folder.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,23 +128,23 @@ def work(address: str, island: str, devices: int | None, machine: str = "") -> i
     # In a job its devices are as many as Dask's threads, where nobody says how many.
     few = [] if devices is None else ["--nthreads", "1", "--resources", f"devices={devices}"]
     command = _dask("worker", address, "--name", name, "--no-nanny", "--no-dashboard", *few)
-    ended = False
+    ended = threading.Event()
     process: subprocess.Popen[str] | None = None
 
     def end(*_: object) -> None:
-        nonlocal ended
-        ended = True
+        ended.set()
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    while not ended:
+    while not ended.is_set():
         # Ctrl-C of a terminal reaches every process there; this one passes it on.
         process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
+        if ended.is_set():  # told while it started: nobody has told it
+            end()
         why = ""
         for line in _lines(process):
             if TAKEN in line:
@@ -152,7 +152,7 @@ def work(address: str, island: str, devices: int | None, machine: str = "") -> i
             elif not why:
                 print(line, end="", file=sys.stderr, flush=True)
         status = process.wait()
-        if not ended:
+        if not ended.is_set():
             why = why or f"the worker has ended, with status {status}"
             print(f"{name}: {why}; it is started again", file=sys.stderr, flush=True)
             time.sleep(PAUSE)

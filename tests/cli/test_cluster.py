@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,32 @@ def test_addresses() -> None:
     assert cluster.whole("tcp://127.0.0.1:1") == "tcp://127.0.0.1:1"
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts the handlers of signals back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_who_is_told_to_end_while_a_worker_starts_tells_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    popen, started = subprocess.Popen, []
+
+    def start(_: Any, **how: Any) -> Any:
+        started.append(popen([sys.executable, "-c", "import signal; signal.pause()"], **how))
+        signal.raise_signal(signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert cluster.work("tls://sched:8786", "west", 4, machine="m") == 0
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
+
+
+@pytest.mark.usefixtures("handlers")
 def test_a_worker_is_started_again_until_it_is_told_to_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,12 +143,7 @@ def test_a_worker_is_started_again_until_it_is_told_to_end(
         subprocess, "Popen", lambda _, **how: popen([sys.executable, "-c", next(started)], **how)
     )
     monkeypatch.setattr(cluster, "PAUSE", 0)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        assert cluster.work("tls://sched:8786", "west", 4, machine="m") == 0
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    assert cluster.work("tls://sched:8786", "west", 4, machine="m") == 0
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "west/m: another worker is called west/m, or this one's past is not over yet; it is"

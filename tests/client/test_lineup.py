@@ -23,7 +23,7 @@ def lineup(*clients: str, most: int = 4, wait: float = 1.0, **more: Any) -> Line
 
 
 def numbers(calls: list[Call]) -> list[int]:
-    return [call.number for call in calls]
+    return sorted(call.number for call in calls)
 
 
 def test_a_call_waits_for_others_and_not_longer() -> None:

@@ -174,13 +174,14 @@ def test_what_is_not_said_after_all_is_expected_no_more(
     fake: FakeLab, told: Any, monkeypatch: Any
 ) -> None:
     """The run has ended, whether or not its hosts have come to say so."""
-    kept = [told().block_until_ready() for _ in range(2)]
+    wait(fake, told)
     fake.settle()
     monkeypatch.setattr(fake, "_answer_fetches", lambda: None)
-    kept.append(told().block_until_ready())
+    handle = told().block_until_ready()
     assert fake.of("submit")[-1].get("hear")
     until(lambda: not fake.connection.runs)
     assert fake.session.data._fetches == {}
+    assert handle.state == "ready"
 
 
 def test_a_host_that_is_gone_is_not_relied_on(fake: FakeLab, told: Any) -> None:
