@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pathways_lab.notebook.scene.balance import RUNS
 from pathways_lab.notebook.scene.palette import INK
 from pathways_lab.notebook.scene.plot import BOXES, LINES, Layer, Plot
 from pathways_lab.notebook.scene.scene import Scene
@@ -39,7 +38,9 @@ def plot(scene: Scene, now: float) -> Plot:
     for (program, _, node), table in scene.balance.counts().items():
         means, newest = table.mean(axis=0), table[-1]
         most = max(most, float(means.max()), float(newest.max()))
-        notes.append(f"{node}: largest is {means.max() / max(means.mean(), 1e-9):.2f} of the mean")
+        largest, runs = means.max() / max(means.mean(), 1e-9), len(table)
+        over = "one run" if runs == 1 else f"the last {runs} runs"
+        notes.append(f"{node}: largest is {largest:.2f} of the mean, over {over}")
         groups[at + (len(means) - 1) / 2] = node
         for expert, (mean, last) in enumerate(zip(means.tolist(), newest.tolist(), strict=True)):
             box = (0.0, mean, at - TALL, at + TALL, scene.palette.colour(program), program, node)
@@ -59,7 +60,7 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="experts",
         title="Rows by expert",
-        note=f"{'; '.join(notes)}; mean of the last {RUNS} runs, line: the newest; none dropped",
+        note=f"{'; '.join(notes)}; bar: the mean, line: the newest run; none dropped",
         height=max(44, round(each * (at + 0.5))),
         x=(0.0, 1.05 * most),
         y=(-0.7, max(at - 0.5, 0.5) + 0.2),
