@@ -422,6 +422,7 @@ class Elastic:
         """
         state, event = self.state, departure.event
         hosts = tuple(h for h in event.hosts if h in state.resources.hosts)
+        news = departure.lines is None
         if departure.lines is None:
             slices = self._on(hosts)
             if any(state.active.get(s) for s in slices) or any(s in self._moves for s in slices):
@@ -430,10 +431,8 @@ class Elastic:
             departure.lines = tuple(self._described(s) for s in slices)
             if more := tuple(h for h in hosts if h not in told):
                 state.out.append(HostsLeft(state.cause, more, event.reason))
-            if hosts:
-                return True
         if hosts:
-            return False
+            return news
         self._departures.remove(departure)
         if event.client is not None:
             state.out.append(Answer(state.cause, event.client, event.request, departure.lines))
