@@ -24,8 +24,8 @@ def test_bars_are_the_mean_of_the_last_runs_and_lines_the_newest_one() -> None:
     assert list(bars["right"]) == [6, 0, 6, 0, 12, 0]
     assert [xs[0] for xs in lines["xs"]] == [4, 0, 8, 0, 12, 0]
     assert list(plot.readouts.values()) == ["6", "0", "6", "0", "12", "0"]
-    assert "largest is 1.50 of the mean, over the last 2 runs" in plot.note
-    assert "largest is 3.00 of the mean, over one run" in plot.note
+    assert "largest is 1.50 of the mean of the last 2 runs" in plot.note
+    assert "largest is 3.00 of the mean of one run" in plot.note
 
 
 def test_runs_before_the_last_ones_are_forgotten() -> None:

@@ -40,7 +40,7 @@ def plot(scene: Scene, now: float) -> Plot:
         most = max(most, float(means.max()), float(newest.max()))
         largest, runs = means.max() / max(means.mean(), 1e-9), len(table)
         over = "one run" if runs == 1 else f"the last {runs} runs"
-        notes.append(f"{node}: largest is {largest:.2f} of the mean, over {over}")
+        notes.append(f"{node}: largest is {largest:.2f} of the mean of {over}")
         groups[at + (len(means) - 1) / 2] = node
         for expert, (mean, last) in enumerate(zip(means.tolist(), newest.tolist(), strict=True)):
             box = (0.0, mean, at - TALL, at + TALL, scene.palette.colour(program), program, node)
@@ -60,7 +60,7 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="experts",
         title="Rows by expert",
-        note=f"{'; '.join(notes)}; bar: the mean, line: the newest run; none dropped",
+        note=f"{'; '.join(notes)}; line: the newest; none dropped",
         height=max(44, round(each * (at + 0.5))),
         x=(0.0, 1.05 * most),
         y=(-0.7, max(at - 0.5, 0.5) + 0.2),
