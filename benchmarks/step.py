@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.gangs.models import MODELS, arrays, first_losses
+from benchmarks.gangs.models import MODELS, WIDE, arrays, first_losses
 from benchmarks.harness.child import Child
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.report import Report, publish
@@ -24,7 +24,7 @@ JAX, LAB = "JAX, one process", "lab"
 def main(argv: Sequence[str] | None = None) -> None:
     """One table for each number of devices."""
     parser = arguments(__doc__, rounds=9, budget=0.5)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=(*MODELS, WIDE))
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 4])
     chosen = parser.parse_args(argv)
     how = settings(chosen)

@@ -22,6 +22,8 @@ from benchmarks.harness.child import Served, serve
 LAYERS = {f"GPT, {blocks} layers": blocks for blocks in (2, 4, 12)}
 MLP = "MLP, 4 layers"
 MODELS = (*LAYERS, MLP)
+WIDE = "GPT, 4 layers, wide"
+"""50 million numbers, for accelerators."""
 EXAMPLES = 8
 FIRST = 3
 """So many losses are compared."""
@@ -43,8 +45,12 @@ def model(case: str) -> tuple[Callable[..., Any], Any, Any]:
     from pathways_lab.workloads import language
 
     loss: Callable[..., Any]
-    if case in LAYERS:
-        size = language.Size(LAYERS[case], width=64, hidden=256, heads=4, context=32)
+    if case in (*LAYERS, WIDE):
+        size = (
+            language.Size(4, width=1024, hidden=4096, heads=16, context=512)
+            if case == WIDE
+            else language.Size(LAYERS[case], width=64, hidden=256, heads=4, context=32)
+        )
         own: Any = language.parameters(size)
         batch = next(language.batches(size, EXAMPLES))
 

@@ -36,6 +36,7 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import SliceId, slice_name
 from pathways_lab.core.slices.topology import Owned, SliceBinding
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.cluster import accelerators
 from pathways_lab.transport.machine_share import available_memory, processors
 
 _TOLD = "model name|flags|CPU implementer|CPU part|Features"
@@ -239,6 +240,18 @@ class CpuRuntime(IslandRuntime):
         return Footprint(self.lane(binding), dict(zip(owned, made, strict=True)))
 
 
+def _claimed(device: Any) -> int:
+    """Bytes of an accelerator that are this process's from now on.
+
+    Another process may have claimed some before; JAX's limit does not know that, its pool does.
+    """
+    jax.block_until_ready(jax.device_put(np.zeros((), np.uint8), device))
+    stats = device.memory_stats() or {}
+    limit = int(stats.get("bytes_limit", 0)) or 16 << 30
+    pool = int(stats.get("pool_bytes", 0)) if accelerators.claims() else 0
+    return min(limit, pool or limit)
+
+
 class PlatformRuntime(IslandRuntime):
     """The devices that JAX finds: its own client, whose devices are queues already."""
 
@@ -252,8 +265,7 @@ class PlatformRuntime(IslandRuntime):
         )
         self.make = self._devices[0].device_kind
         self.count = len(self._devices)
-        stats = self._devices[0].memory_stats() or {}
-        self.memory = memory or int(stats.get("bytes_limit", 0)) or 16 << 30
+        self.memory = memory or min(map(_claimed, self._devices))
 
     def lane(self, binding: SliceBinding) -> str:
         return self.host

@@ -9,8 +9,8 @@ again before the profiler is stopped and its file is read, here, with what JAX b
 report is short: operations are summed up where they ran.
 
 Rule for maintainers: one profile at a time in a process: a new one ends an older one, whose run may
-have been cancelled.  Nothing is left on the host's disk.  On GPUs and TPUs, whose profiles have a
-plane for each device, none of this has ever run.
+have been cancelled.  Nothing is left on the host's disk.  A GPU has a plane of its own in a
+profile; it was tried with one GPU, and never with TPUs.
 
 Paper: none; the profiler is JAX's own.
 """

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.runtime import devices
 from pathways_lab.runtime.cluster import accelerators, embedded, worker_spec
 from pathways_lab.runtime.cluster.accelerators import Found, assign, find
 from pathways_lab.runtime.cluster.attach import attach, write_lab_file
@@ -121,6 +122,58 @@ def test_accelerators_are_found_without_importing_jax(
     assert find(tmp_path) == Found(("2", "10"), 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,1")
     assert find(tmp_path).gpus == ("GPU-7", "1")
+
+
+def test_the_memory_of_gpus_is_left_to_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (accelerators.PREALLOCATE, accelerators._RESTRAINED):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert accelerators.claims()
+    accelerators.restrain_kernel()
+    assert not accelerators.claims()
+    accelerators.unrestrained()  # as a host, which has inherited it
+    assert accelerators.claims()
+    monkeypatch.setenv(accelerators.PREALLOCATE, "false")  # the user's own word holds everywhere
+    accelerators.restrain_kernel()
+    accelerators.unrestrained()
+    assert not accelerators.claims()
+
+
+class _Gpu:
+    """A device whose pool is what another process has left."""
+
+    def __init__(self, **stats: int) -> None:
+        self._stats = stats
+
+    def memory_stats(self) -> dict[str, int]:
+        return self._stats
+
+
+def test_a_device_has_the_memory_that_could_be_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.jax, "device_put", lambda value, device: value)
+    monkeypatch.delenv(accelerators.PREALLOCATE, raising=False)
+    assert devices._claimed(_Gpu(bytes_limit=100, pool_bytes=30)) == 30
+    assert devices._claimed(_Gpu(bytes_limit=100)) == 100
+    assert devices._claimed(_Gpu()) == 16 << 30
+    monkeypatch.setenv(accelerators.PREALLOCATE, "false")
+    assert devices._claimed(_Gpu(bytes_limit=100, pool_bytes=1)) == 100
+
+
+def test_a_lab_takes_the_accelerators_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lab(islands: int, gpus: int, **chosen: int) -> tuple[int, int, bool, str]:
+        found = Found(tuple(str(n) for n in range(gpus)))
+        monkeypatch.setattr(accelerators, "find", lambda: found)
+        made = outline(Wishes(islands, **chosen))
+        return made.hosts, made.devices, made.emulated, made.note
+
+    assert lab(2, 8) == (1, 4, False, "")
+    assert lab(2, 3) == (1, 1, False, "")
+    assert lab(1, 1) == (1, 1, False, "")
+    hosts, devices, emulated, note = lab(2, 1)
+    assert emulated
+    assert f"{2 * hosts * devices} are asked for and this machine has 1 GPU:" in note
+    assert "this machine has 2 GPUs" in lab(1, 2, hosts_per_island=3)[3]
+    assert outline(Wishes(2, platform="cpu")).note == ""
 
 
 def test_accelerators_memory_is_not_the_machines() -> None:

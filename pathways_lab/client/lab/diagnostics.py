@@ -253,8 +253,7 @@ class Care:
         JAX's profiler is on while the gang runs, on the hosts of its slice, and what else they run
         then is slower, too.  The answer prints as a table, the longest operation first, with the
         device that took longest for it.  Views have the longest ones in the card of a gang of that
-        function, when somebody clicks one.  Tried with CPU devices only: with GPUs and TPUs it has
-        never run.
+        function, when somebody clicks one.  Tried with CPU devices and one GPU; never with TPUs.
 
         Raises PathwaysError for functions that donate, and where a host is profiled already.
 

@@ -21,7 +21,8 @@ from pathways_lab.client.lab.devices import VirtualDeviceSet
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime.cluster import attach
+from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.cluster import accelerators, attach
 from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS
 from pathways_lab.runtime.cluster.embedded import start_cluster
@@ -78,13 +79,14 @@ def start(
 
     islands: groups of hosts whose devices compute together; each is called
         ``"island"`` and a number.
-    hosts_per_island, devices_per_host: two each by default.  Where memory is short,
-        on accelerators, and where processes cannot compute together (native
-        Windows), the default is one host with four devices; a warning says why.
+    hosts_per_island, devices_per_host: two each by default.  On accelerators the default is
+        one host with the island's share of them.  Where memory is short, and where processes
+        cannot compute together (native Windows), it is one host with four devices; a warning
+        says why.
     memory: bytes per device that programs may use, or text like ``"1 GiB"``
         (default: a share of what is free).
-    platform: ``"auto"`` takes accelerators when there are enough; ``"cpu"``
-        takes CPU devices.
+    platform: ``"auto"`` takes accelerators when there are enough, and warns when there are too
+        few; ``"cpu"`` takes CPU devices.
     progress: show how far the start is; or a function that is told.
     transcript: a file that gets every event of the control plane, with what it
         decided: :func:`pathways_lab.runtime.control_plane.transcript.differences` decides again.
@@ -130,9 +132,10 @@ def start(
                 "another lab was started with pw.start()",
                 "go on with it, pw.current(), or start one",
             )
+    _leave_accelerators(wishes)
     made = start_cluster(**dataclasses.asdict(wishes), progress=show, pages=hooks.pages)
     if made.note:
-        warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)
+        warnings.warn(made.note, stacklevel=2)
     try:
         lab = Lab(made.control, made, name)
     except BaseException:
@@ -142,6 +145,21 @@ def start(
     return lab
 
 
+def _leave_accelerators(wishes: Wishes) -> None:
+    """Have this kernel's own JAX leave the memory of accelerators to the hosts of a new lab."""
+    if outline(wishes).emulated:
+        return
+    if not jax_private.backends_initialised():
+        accelerators.restrain_kernel()
+    elif accelerators.claims():
+        warnings.warn(
+            "this kernel's own JAX may have claimed three quarters of an accelerator's memory, and"
+            " the lab gets the rest (lab.islands says how much): call pw.start() before JAX"
+            f" computes here, or set {accelerators.PREALLOCATE}=false before",
+            stacklevel=3,
+        )
+
+
 def _start_kept(kept: str, wishes: Wishes, show: Show | None, name: str) -> Lab:
     wishes.check()
     known = next((lab for lab in labs._labs if lab.kept_as == kept and not lab.closed), None)
@@ -149,6 +167,7 @@ def _start_kept(kept: str, wishes: Wishes, show: Show | None, name: str) -> Lab:
         return known
     made = None
     if not kept_labs.is_there(kept):
+        _leave_accelerators(wishes)
         made = keeper.start(kept, wishes, show or (lambda _: None), hooks.pages)
     if made is None:
         hooks.line()(
@@ -157,7 +176,7 @@ def _start_kept(kept: str, wishes: Wishes, show: Show | None, name: str) -> Lab:
         )
         return connect(kept, name=name)
     if made.note:
-        warnings.warn(f"islands have one host each: {made.note}", stacklevel=3)
+        warnings.warn(made.note, stacklevel=3)
     try:
         lab = connect(kept, name=name)
         made.let_go()

@@ -154,7 +154,7 @@ def told(
         raise failures.failure(
             "refused",
             f"XLA told of no operation of {function!r}",
-            "profiles show operations that take long enough; on GPUs and TPUs this was never tried",
+            "profiles show operations that take long enough; on TPUs this was never tried",
         )
     means = {name: sum(r.seconds for r in on.values()) / len(on) for name, on in found.items()}
     whole = max(sum(means.values()), 1e-12)

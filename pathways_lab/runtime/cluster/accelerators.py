@@ -7,6 +7,9 @@ The rule of ``platform="auto"``: GPUs when JAX's plugin for them is installed
 and there are enough for all hosts; TPUs when libtpu is installed and one host
 is to have them all; else CPU devices.
 
+A GPU's memory belongs to the process that computes on it first: JAX claims three quarters of it
+then.  So hosts claim theirs when they start, and the kernel's own JAX takes only what it needs.
+
 Rule for maintainers: files and environment variables only; JAX is not imported.
 """
 
@@ -22,6 +25,12 @@ from pathways_lab.core.errors import Failure, PathwaysError
 
 _GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+"""The variable by which JAX claims a part of a GPU's memory at its first use, or does not."""
+
+_RESTRAINED = "PATHWAYS_LAB_RESTRAINED"
+"""The variable that says that the other one is ours and not the user's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -32,6 +41,10 @@ class Found:
 
     gpus: tuple[str, ...] = ()
     tpus: int = 0
+
+    def __str__(self) -> str:
+        kind, count = ("GPU", len(self.gpus)) if self.gpus else ("TPU", self.tpus)
+        return f"{count} {kind}{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,23 @@ def assign(hosts: int, devices_per_host: int, platform: str, found: Found) -> As
             "or platform='cpu' for emulated devices",
         )
     return Assignment("cpu")
+
+
+def claims() -> bool:
+    """Whether JAX, as the environment stands, claims a GPU's memory at its first use."""
+    return os.environ.get(PREALLOCATE, "1") not in ("0", "false", "False")
+
+
+def restrain_kernel() -> None:
+    """The JAX of this process, if it computes on a GPU later, takes no more than it needs."""
+    if PREALLOCATE not in os.environ:
+        os.environ[PREALLOCATE], os.environ[_RESTRAINED] = "false", "1"
+
+
+def unrestrained() -> None:
+    """This process is a host, and its kernel's restraint is not for it."""
+    if os.environ.pop(_RESTRAINED, ""):
+        del os.environ[PREALLOCATE]
 
 
 def _numbers(folder: Path, prefix: str) -> list[str]:

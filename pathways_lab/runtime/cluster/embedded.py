@@ -244,9 +244,9 @@ def start_cluster(
 ) -> EmbeddedCluster:
     """Start a lab on this machine and wait until its devices are there.
 
-    hosts_per_island, devices_per_host: None means two; but one host with four
-        devices on accelerators, and where two hosts cannot compute together or leave
-        too little memory (then ``.note`` says so).
+    hosts_per_island, devices_per_host: None means two; but one host with its share of the
+        accelerators, and one with four devices where two hosts cannot compute together or
+        leave too little memory (then ``.note`` says so).
     memory: bytes per device that programs may use (None: see ``.budget``).
     platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"auto"``: accelerators when there
         are enough of them, see :mod:`pathways_lab.runtime.cluster.accelerators`.

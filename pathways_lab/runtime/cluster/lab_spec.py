@@ -102,17 +102,24 @@ def outline(wishes: Wishes, freed: int = 0) -> Outline:
     apart = why_hosts_stay_apart("cpu")
     note = ""
     if hosts is None:
-        alone = devices or 4
+        alone = devices or (len(found.gpus) or found.tpus) // islands or 4
         if accelerators.assign(islands, alone, platform, found).platform != "cpu":
             hosts, devices = 1, alone
         else:
             why = apart.message if apart else ""
-            hosts, devices, note = usual_hosts(islands, devices, memory, available, why)
+            hosts, devices, why = usual_hosts(islands, devices, memory, available, why)
+            note = f"islands have one host each: {why}" if why else ""
     devices = devices or 2
     given = accelerators.assign(islands * hosts, devices, platform, found)
     emulated = given.platform == "cpu"
     if emulated and hosts > 1 and apart is not None:
         raise PathwaysError(apart)
+    if emulated and platform == "auto" and found != accelerators.Found():
+        note = note or (
+            f"devices are emulated, for {islands * hosts * devices} are asked for and this machine"
+            f" has {found}: pw.start(islands=1) computes on what there is, platform='cpu' says"
+            " that this is meant"
+        )
     budget = plan_budget(islands * hosts, devices, memory, available, emulated)
     return Outline(hosts, devices, given, budget, note)
 

@@ -82,6 +82,7 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     from pathways_lab.transport.machine_share import processors
 
     folder = Path(settings["private"])
+    accelerators.unrestrained()
     if settings["platform"] != "cpu" or settings.get("stand_in"):
         there = accelerators.find() != accelerators.Found()
         if settings.get("members", 1) > 1 and (there or settings.get("stand_in")):
