@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
@@ -81,3 +83,32 @@ def test_many_runs_leave_memory_where_it_was(lab: pw.Lab) -> None:
     for name in before:
         # A leak would be 500 MiB; runs in flight and the allocator keep what they need.
         assert after[name] < before[name] + 250, (before, after)
+
+
+def test_a_host_that_starts_again_reads_what_it_had_compiled() -> None:
+    def long(add: int) -> Callable[[jax.Array], jax.Array]:
+        def body(v: jax.Array) -> jax.Array:
+            for _ in range(60):
+                v = jnp.sort(jnp.tanh(v @ v), 0)
+            return v * 0 + add
+
+        return body
+
+    v = np.zeros((64, 64), np.float32)
+    with pw.start(1, 1, 1, progress=False) as lab:
+        on = lab.slice(1)
+        one, two = (pw.jit(long(n), on=on, name=f"add{n}") for n in (1, 2))
+        assert lab.embedded is not None
+        folder = lab.embedded.folder / "compiled-island0-host0"
+        assert one(v).result(timeout=60)[0, 0] == 1
+        (first,) = folder.glob("*-cache")
+        assert two(v).result(timeout=60)[0, 0] == 2
+        (second,) = set(folder.glob("*-cache")) - {first}
+        # The code of each in the place of the other's tells where code comes from.
+        first.write_bytes(second.read_bytes())
+        with lab.chaos.kill("island0/host0"):
+            pass
+        on.rebind()
+        assert one(v).result(timeout=60)[0, 0] == 2
+        assert second.exists()
+    assert not folder.exists()

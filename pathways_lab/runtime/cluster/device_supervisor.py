@@ -142,6 +142,7 @@ class Change:
 class DeviceProcess:
     """One device process after the other, under one name.
 
+    folder: of its parent.  Each incarnation keeps its compiled functions there for the next one.
     environment: variables to set in addition to this process's own.
     first: the first one, if it was started already and waits for its configuration.
     on_change: called in the watching thread.
@@ -158,7 +159,8 @@ class DeviceProcess:
     ) -> None:
         self.name: str = configuration["name"]
         self.restarts = 0
-        self._configuration = configuration
+        compiled = folder / f"compiled-{self.name.replace('/', '-')}"
+        self._configuration = {**configuration, "compiled": str(compiled)}
         self._folder = folder
         self._on_change = on_change
         self._module = module

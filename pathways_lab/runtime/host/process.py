@@ -47,6 +47,9 @@ minutes must be enough."""
 
 _FLUSH_SECONDS = 0.2
 
+_WORTH_KEEPING = 0.1
+"""Seconds of a compilation whose outcome is kept for the host's next incarnation."""
+
 
 def set_environment(platform: str, devices: int | None, stand_in: bool = False) -> None:
     """The environment that JAX reads when it is imported and when its clients are made.
@@ -64,6 +67,15 @@ def set_environment(platform: str, devices: int | None, stand_in: bool = False) 
         os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
+def keep_compiled(folder: str) -> None:
+    """A compilation is read from there after a restart, unless the user keeps it elsewhere."""
+    import jax
+
+    if not jax.config.values["jax_compilation_cache_dir"]:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
 
 
 def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
@@ -149,6 +161,8 @@ def main() -> None:
     from pathways_lab.transport.tls import client_context, server_context
 
     jax_private.share_contexts()
+    if settings.get("compiled"):
+        keep_compiled(settings["compiled"])
     # Imported modules stay.  A search of all of them for garbage takes 60 ms, in which no gang
     # begins; without it, a quarter.  Clients of JAX are made later: they must be found.
     gc.collect()
