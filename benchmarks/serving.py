@@ -38,6 +38,8 @@ AHEAD = 10
 GANGS = 4
 """Of a step."""
 ALONE = "alone"
+PAUSE = 1.2
+"""Seconds between two trainers: a client without a run for one second is new afterwards."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def one_round(
     """Tokens alone, tokens beside the trainer, and the share of the device that it held."""
     lab.policy = how.policy
     lab.window = 0.1 if how.only_trainer else how.window
-    alone = server.tokens(budget / 4)
+    alone = server.tokens(max(budget / 4, PAUSE))
     with Trainer(other, gang, how.window if how.only_trainer else None) as trainer:
         begun, before = time.perf_counter(), trainer.steps
         beside = server.tokens(budget)

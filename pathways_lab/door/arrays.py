@@ -15,8 +15,7 @@ import numpy as np
 
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.program.array_types import shard_bytes
-from pathways_lab.door import dtypes, shardings, values
+from pathways_lab.door import dtypes, strings, values
 from pathways_lab.door.messages import message
 from pathways_lab.door.server import (
     EXHAUSTED,
@@ -29,23 +28,13 @@ from pathways_lab.door.server import (
 )
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import State
+from pathways_lab.door.strings import Strings
 from pathways_lab.door.values import Failed, Value, Whole
 from pathways_lab.runtime.arrays import element_of, index
 
 
 class Arrays(State):
     """The part of a session that has to do with arrays."""
-
-    def _typed(self, dtype: Any, shape: Any, sharding: Any) -> tuple[ArrayType, Placing]:
-        """Raises Status for what is no array on devices of the lab."""
-        kind = ArrayType(tuple(shape.dims), dtypes.of_kind(dtype))
-        placing = shardings.placing_of(sharding, len(kind.shape))
-        self._check_devices(placing.devices)
-        try:
-            shard_bytes(kind.shape, kind.dtype, placing.layout)
-        except ValueError as error:
-            raise Status(INVALID, str(error)) from None
-        return kind, placing
 
     def _specified(self, spec: Any) -> tuple[ArrayType, Placing]:
         return self._typed(spec.dtype, spec.shape, spec.sharding)
@@ -56,6 +45,8 @@ class Arrays(State):
         data = self._buffers.take(buffer.host_buffer_handle)
         if said != kind:
             raise Status(INVALID, f"bytes of {said} for an array of {kind}")
+        if kind.dtype == strings.NAME:
+            return strings.from_wire(data, kind.shape)
         _check_size(kind)
         element = element_of(kind.dtype).dtype
         strides = _dense(kind.shape, element.itemsize)
@@ -71,6 +62,8 @@ class Arrays(State):
         return np.ndarray(kind.shape, element, data, 0, strides)
 
     def _put(self, kind: ArrayType, placing: Placing, data: np.ndarray[Any, Any]) -> Value:
+        if kind.dtype == strings.NAME:
+            return Strings(kind, placing, data)
         place = self.slice_of(placing.on)
         put = self._lab.session.put
         stored = placing.stored(kind)
@@ -87,7 +80,8 @@ class Arrays(State):
     def _whole_array(self, spec: Any, kind: ArrayType, placing: Placing) -> Any:
         """The lab's value for an array of which the client sent the parts."""
         found, stored = placing.boxes(kind), placing.stored(kind)
-        _check_size(stored)
+        if kind.dtype != strings.NAME:
+            _check_size(stored)
         held = [tuple(where.indices) for where in spec.addressable_shard_indices]
         if sorted(n for each in held for n in each) != [*range(len(found))] or not all(held):
             raise Status(INVALID, f"shards {held} of an array on {len(found)} devices")
@@ -132,10 +126,14 @@ class Arrays(State):
             wanted = ArrayType(tuple(stop - start for start, stop in own), kind.dtype)
             if part.kind != wanted:
                 raise Status(INVALID, f"a shard of {part.kind} where {wanted} is one of {kind}")
-        value = values.joined(kind, placing, parts, self)
+        join = strings.joined if kind.dtype == strings.NAME else self._join
+        value = join(kind, placing, parts)
         self._consume(request.copy_semantics, request.single_device_array_handles)
         made = message("AssembleArrayFromSingleDeviceArraysResponse")
         return made(array_handle=self._keep(request.result_handle, value))
+
+    def _join(self, kind: ArrayType, placing: Placing, parts: Sequence[Value]) -> Value:
+        return values.joined(kind, placing, parts, self)
 
     def _disassemble_into_single_device_arrays_request(self, request: Any, reply: Reply) -> Any:
         found = values.shards(self._value(request.array_handle), self)
@@ -219,6 +217,8 @@ class Arrays(State):
         if value.placing == placing:
             value.shared = True
             return value
+        if isinstance(value, Strings):
+            raise Status(UNIMPLEMENTED, "arrays of strings stay where they are")
         if value.placing.stacked != placing.stacked:
             raise Status(UNIMPLEMENTED, "unreduced arrays are reduced by computations only")
         try:
@@ -235,6 +235,9 @@ class Arrays(State):
             if value.placing.stacked:
                 raise Status(INVALID, "an unreduced array is read shard by shard")
             data = await value.read()
+            if value.kind.dtype == strings.NAME:
+                self._buffers.put(number, strings.to_wire(data))
+                return message("CopyToHostBufferResponse")()
             _check_dense(data, strides)
             self._buffers.put(number, strided(data, strides))
             return message("CopyToHostBufferResponse")()

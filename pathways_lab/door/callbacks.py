@@ -84,6 +84,13 @@ class Remote:
         return tuple(results)
 
 
+def raise_said(error: Any) -> Any:
+    """Raise what a function has told of; for hosts."""
+    if text := bytes(np.asarray(error)).rstrip(b"\0").decode(errors="replace"):
+        raise CallbackError(text)
+    return np.True_
+
+
 _links = threading.local()
 
 
@@ -96,10 +103,12 @@ def _link(address: str, secret: bytes) -> Connection:
 
 
 class Callables:
-    """The functions of this program that hosts may call."""
+    """The functions of this program that hosts may call.  known: by number."""
 
-    def __init__(self, address: str, secret: bytes) -> None:
-        self._known: dict[int, Callable[..., Any]] = {}
+    def __init__(
+        self, address: str, secret: bytes, known: dict[int, Callable[..., Any]] | None = None
+    ) -> None:
+        self._known = {} if known is None else known
         self._numbers = itertools.count(1)
         self._closed = False
         self._secret = secret

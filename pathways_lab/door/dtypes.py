@@ -14,7 +14,7 @@ _KINDS = {
     "float64": "F64", "complex64": "C64", "complex128": "C128", "float8_e3m4": "F8E3M4",
     "float8_e4m3": "F8E4M3", "float8_e4m3fn": "F8E4M3FN", "float8_e4m3b11fnuz": "F8E4M3B11FNUZ",
     "float8_e4m3fnuz": "F8E4M3FNUZ", "float8_e5m2": "F8E5M2", "float8_e5m2fnuz": "F8E5M2FNUZ",
-    "float8_e8m0fnu": "F8E8M0FNU", "float4_e2m1fn": "F4E2M1FN",
+    "float8_e8m0fnu": "F8E8M0FNU", "float4_e2m1fn": "F4E2M1FN", "string": "STRING",
 }  # fmt: skip
 
 _WORDS = {
@@ -60,6 +60,6 @@ def of_word(word: str) -> str:
         return _WORDS[word]
     name = word.lower()
     for known in _KINDS:
-        if known.replace("float", "f", 1).replace("_", "") == name:
+        if known.replace("float", "f", 1).replace("_", "") == name != "string":
             return known
     raise UnknownType(f"arrays of the type {word} are not served")

@@ -9,19 +9,28 @@ Rule for maintainers: a method for each kind of request, named as it; see :mod:`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.client.functions.jit import CompiledFunction
+from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.graph import Argument, CallNode, Prepared, Ref, prepare
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.program import Line
-from pathways_lab.door import dtypes, options, programs, shardings, values
+from pathways_lab.door import colocated, dtypes, options, programs, shardings, strings, values
+from pathways_lab.door.colocated import Colocated
 from pathways_lab.door.messages import message
 from pathways_lab.door.programs import Loaded
 from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
-from pathways_lab.door.shardings import Placing
+from pathways_lab.door.shardings import Placing, whole
 from pathways_lab.door.state import DONATE, State, all_ended
+from pathways_lab.door.strings import Strings
 from pathways_lab.door.values import Failed, Value, Whole
 
 
@@ -29,6 +38,8 @@ class Functions(State):
     """The part of a session that has to do with functions and their calls."""
 
     def _compile_request(self, request: Any, reply: Reply) -> Any:
+        if request.program.type_name == colocated.TYPE:
+            return self._compiled(self._colocated(request.program.data))
         if request.program.type_name != "xla::ifrt::XlaProgram":
             kind = request.program.type_name
             raise Status(UNIMPLEMENTED, f"compile_request: programs of the kind {kind!r}")
@@ -36,14 +47,41 @@ class Functions(State):
             raise Status(UNIMPLEMENTED, "compile_request: host callbacks are not served")
         devices = options.devices_of(request.compile_options.data)
         self.slice_of(devices)
+        return self._compiled(
+            programs.load(request.program.data, devices, self._kind, self._remote)
+        )
+
+    def _colocated(self, data: bytes) -> Colocated:
+        """A function that runs beside the devices.  Raises Status."""
+        said = message("CustomCallProgramProto").FromString(data)
+        if said.type != colocated.KIND:
+            raise Status(
+                UNIMPLEMENTED, f"compile_request: custom programs of the kind {said.type!r}"
+            )
+        devices = tuple(said.devices.device_ids)
+        self.slice_of(devices)
+        ins, outs = (
+            [self._typed(spec.dtype, spec.shape, spec.sharding) for spec in specs]
+            for specs in (said.input_specs, said.output_specs)
+        )
+        number, remote = self._beside.keep(said.serialized_program_text)
+        (in_kinds, in_placings), (out_kinds, out_placings) = (
+            (tuple(kind for kind, _ in each), tuple(placing for _, placing in each))
+            for each in (ins, outs)
+        )
+        return Colocated(
+            said.name, devices, number, remote, in_kinds, in_placings, out_kinds, out_placings
+        )
+
+    def _compiled(self, loaded: Loaded | Colocated) -> Any:
         number = self._new(0)
-        loaded = programs.load(request.program.data, devices, self._kind, self._remote)
+        devices = loaded.devices
         self._programs[number] = loaded
         made = message("CompileResponse")(
             loaded_executable_handle=number,
             name=loaded.name,
             num_devices=len(devices),
-            fingerprint_value=loaded.code.key.encode(),
+            fingerprint_value=loaded.key.encode(),
             ready_future_handle=self._future(None),
         )
         made.device_ids.extend(devices)
@@ -52,7 +90,7 @@ class Functions(State):
         made.mpmd_addressable_devices_error.message = "this is a program of one mesh"
         return made
 
-    def _program(self, number: int) -> Loaded:
+    def _program(self, number: int) -> Loaded | Colocated:
         loaded = self._programs.get(number)
         if loaded is None:
             raise Status(NOT_FOUND, f"there is no executable {number}")
@@ -99,6 +137,8 @@ class Functions(State):
         self, request: Any, reply: Reply
     ) -> None:
         loaded = self._program(request.loaded_executable_handle)
+        if isinstance(loaded, Colocated):
+            raise Status(UNIMPLEMENTED, "colocated Python has no text")
 
         async def told() -> Any:
             made = message("LoadedExecutableHumanReadableProgramTextResponse")()
@@ -115,7 +155,7 @@ class Functions(State):
         return made
 
     def _loaded_executable_delete_request(self, request: Any, reply: Reply) -> Any:
-        self._programs.pop(request.loaded_executable_handle, None)
+        self._forget(request.loaded_executable_handle)
         return message("LoadedExecutableDeleteResponse")(future_handle=self._future(None))
 
     def _loaded_executable_is_deleted_request(self, request: Any, reply: Reply) -> Any:
@@ -123,10 +163,43 @@ class Functions(State):
         return message("LoadedExecutableIsDeletedResponse")(is_deleted=gone)
 
     def _loaded_executable_destruct_request(self, request: Any, reply: Reply) -> Any:
-        self._programs.pop(request.loaded_executable_handle, None)
         gone = request.loaded_executable_handle
+        self._forget(gone)
         self._prepared = {key: p for key, p in self._prepared.items() if key[0] != gone}
         return message("LoadedExecutableDestructResponse")()
+
+    def _forget(self, number: int) -> None:
+        gone = self._programs.pop(number, None)
+        if not isinstance(gone, Colocated):
+            return
+        ours = gone.number, -gone.number
+        self._beside_on = {k: f for k, f in self._beside_on.items() if k[0] not in ours}
+        # As a call, it has its turn after those that were made before.
+        with contextlib.suppress(PathwaysError, Status):
+            drop = self._function(gone, "drop", self._beside.dropping)
+            named = self._beside_put(gone, np.int32(gone.number))
+            self._turns[gone.devices] = drop(self._turn(gone), named)
+
+    def _turn(self, loaded: Colocated) -> Any:
+        """The value that the last call on these devices has handed on, or will."""
+        last = self._turns.get(loaded.devices)
+        lost = last is None or last.failure is not None or last.slice.released
+        return self._beside_put(loaded, np.True_) if lost else last
+
+    def _beside_put(self, loaded: Colocated, data: Any) -> Handle:
+        """A whole array on the devices of a function."""
+        kind = ArrayType(np.shape(data), str(data.dtype))
+        place, layout = self.slice_of(loaded.devices), whole(len(loaded.devices), len(kind.shape))
+        return self._lab.session.put(np.asarray(data), kind, place, layout, "device_put")
+
+    def _function(
+        self, loaded: Colocated, key: int | str, make: Callable[[Slice], CompiledFunction]
+    ) -> CompiledFunction:
+        """A function of :mod:`.colocated` on the lab, compiled once."""
+        place = self.slice_of(loaded.devices)
+        if (key, place.id) not in self._beside_on:
+            self._beside_on[key, place.id] = make(place)
+        return self._beside_on[key, place.id]
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -157,7 +230,7 @@ class Functions(State):
             made.status_handle = self._future(all_ended(made_all))
         return made
 
-    def _run(self, request: Any, loaded: Loaded) -> list[Value]:
+    def _run(self, request: Any, loaded: Loaded | Colocated) -> list[Value]:
         """One call: one gang, whatever it takes and returns."""
         kept = set(request.execute_options.non_donatable_input_indices)
         given = [self._value(number) for number in request.args_handles]
@@ -168,6 +241,8 @@ class Functions(State):
         consumed = [n for n in loaded.donated if n not in kept]
         overwritten = tuple(n for n in consumed if given[n].given_up)
         try:
+            if isinstance(loaded, Colocated):
+                return self._run_beside(loaded, given)
             handles = [value.handle() for value in given]
             prepared = self._prepare(request.loaded_executable_handle, loaded, handles, overwritten)
             made = self._lab.session.call(prepared, handles)
@@ -184,6 +259,29 @@ class Functions(State):
         # The lab keeps what the call reads until it is over; nobody else has it any more.
         self._consume(DONATE, [request.args_handles[n] for n in consumed])
         return results
+
+    def _run_beside(self, loaded: Colocated, given: Sequence[Value]) -> list[Value]:
+        """One call of colocated Python."""
+        handles = [
+            value.bytes_on(functools.partial(self._beside_put, loaded))
+            if isinstance(value, Strings)
+            else values.moved(value.handle(), loaded.here(value.placing, value.kind), self)
+            for value in given
+        ]
+        call = self._function(loaded, loaded.number, loaded.calling)
+        check = self._function(loaded, -loaded.number, loaded.checking)
+        self._turns[loaded.devices], *said = call(self._turn(loaded), *handles)
+        over, *results = check(*said)
+        made: list[Value] = []
+        for kind, placing, handle in zip(
+            loaded.out_kinds, loaded.out_placings, results, strict=True
+        ):
+            if kind.dtype == strings.NAME:
+                made.append(Strings(kind, placing, None, handle))
+            else:
+                made.append(Whole(kind, placing, values.moved(handle, placing, self)))
+        whether = Placing(loaded.devices, whole(len(loaded.devices), 0))
+        return [*made, Whole(ArrayType((), "bool"), whether, over)]
 
     def _as_placed(self, handle: Handle, placing: Placing) -> Handle:
         return values.moved(handle, placing, self)

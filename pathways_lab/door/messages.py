@@ -28,6 +28,7 @@ SERVICE = "xla/python/ifrt_proxy/common/grpc_ifrt_service.proto"
 _ROOTS = (
     SERVICE,
     "xla/python/ifrt/sharding_serdes.proto",
+    "xla/python/ifrt/custom_call_program.proto",
     "xla/python/pjrt_ifrt/xla_sharding.proto",
     "xla/python/pjrt_ifrt/xla_compiler.proto",
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 from pathways_lab.runtime.processes import child_process
 
@@ -25,6 +26,7 @@ def main() -> None:
     from pathways_lab.client.lab import opening as labs
     from pathways_lab.core.errors import PathwaysError
     from pathways_lab.door.callbacks import Remote
+    from pathways_lab.door.colocated import Beside
     from pathways_lab.door.messages import ProtocolMissing, classes
     from pathways_lab.door.server import Door
     from pathways_lab.door.session import Session
@@ -44,7 +46,9 @@ def main() -> None:
     def remote(number: int, ordered: bool) -> Remote:
         return Remote(told["callbacks"], secret, number, ordered)
 
-    door = Door(lambda buffers: Session(lab, buffers, loop, remote), secret)
+    devices = sum(host.devices for island in lab.islands for host in island.hosts)
+    beside = Beside(Path(told["folder"]), secret, devices)
+    door = Door(lambda buffers: Session(lab, buffers, loop, remote, beside), secret)
     address = f"unix:{told['folder']}/door"
     door.listen(address)
     child_process.report(address=address)

@@ -19,7 +19,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import jax
 from jax import export as jax_export
@@ -47,6 +47,7 @@ _LONGEST = 2000
 """Characters of what MLIR says of a module."""
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Loaded:
     """A compiled function as a node of the lab's programs has it: see ``client.functions.Body``.
@@ -88,6 +89,10 @@ class Loaded:
 
     def on(self, place: Slice, wanted: Sequence[Any], pinned: Sequence[Any] | None) -> Executable:
         return self.code
+
+    @property
+    def key(self) -> str:
+        return self.code.key
 
     @property
     def reorders(self) -> bool:

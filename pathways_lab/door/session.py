@@ -49,6 +49,7 @@ class Session(Arrays, Functions):
         self._futures.clear()
         self._programs.clear()
         self._prepared.clear()
+        self._turns.clear()
         for place in self._slices.values():
             with contextlib.suppress(PathwaysError):  # the lab may have gone before
                 place.release()

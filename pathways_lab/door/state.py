@@ -17,13 +17,18 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.program.graph import Prepared
+from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.program.array_types import shard_bytes
 from pathways_lab.core.program.program import Line
 from pathways_lab.core.slices.topology import SliceRequest
-from pathways_lab.door import dtypes
+from pathways_lab.door import dtypes, shardings, strings
+from pathways_lab.door.colocated import Beside, Colocated
 from pathways_lab.door.programs import Loaded, Remotely
 from pathways_lab.door.server import (
     CANCELLED,
@@ -38,7 +43,7 @@ from pathways_lab.door.server import (
     Status,
     log,
 )
-from pathways_lab.door.shardings import Inexpressible
+from pathways_lab.door.shardings import Inexpressible, Placing
 from pathways_lab.door.values import Value
 
 _OWN = 1 << 60
@@ -54,7 +59,7 @@ DONATE = 3
 class State:
     """One client program.  loop: of the door's process, in which values are awaited.
 
-    remote: makes what calls a function of the client.
+    remote: makes what calls a function of the client.  beside: where its colocated ones run.
     """
 
     def __init__(
@@ -63,11 +68,13 @@ class State:
         buffers: Buffers,
         loop: asyncio.AbstractEventLoop,
         remote: Remotely,
+        beside: Beside,
     ) -> None:
         self._lab = lab
         self._buffers = buffers
         self._loop = loop
         self._remote = remote
+        self._beside = beside
         self._owned = [
             (island.name, host.name, number)
             for island in lab.islands
@@ -79,9 +86,11 @@ class State:
         self._unmade: dict[int, Status] = {}
         self._deleted: set[int] = set()
         self._futures: dict[int, Coroutine[Any, Any, Any] | None] = {}
-        self._programs: dict[int, Loaded] = {}
+        self._programs: dict[int, Loaded | Colocated] = {}
         self._slices: dict[tuple[int, ...], Slice] = {}
         self._prepared: dict[Any, Prepared] = {}
+        self._beside_on: dict[tuple[int | str, int], CompiledFunction] = {}
+        self._turns: dict[tuple[int, ...], Handle] = {}
         self._numbers = itertools.count(_OWN)
 
     def slice_of(self, devices: tuple[int, ...]) -> Slice:
@@ -108,6 +117,19 @@ class State:
         )
         made = self._slices[devices] = self._lab._bound(request, True)
         return made
+
+    def _typed(self, dtype: Any, shape: Any, sharding: Any) -> tuple[ArrayType, Placing]:
+        """Raises Status for what is no array on devices of the lab."""
+        kind = ArrayType(tuple(shape.dims), dtypes.of_kind(dtype))
+        placing = shardings.placing_of(sharding, len(kind.shape))
+        self._check_devices(placing.devices)
+        if kind.dtype == strings.NAME:
+            return kind, placing
+        try:
+            shard_bytes(kind.shape, kind.dtype, placing.layout)
+        except ValueError as error:
+            raise Status(INVALID, str(error)) from None
+        return kind, placing
 
     def _check_devices(self, devices: Sequence[int]) -> None:
         """Raises Status unless the lab has them, and each is named once."""

@@ -24,7 +24,10 @@ from pathlib import Path
 
 import pathways_lab as pw
 
-FILES = ("array_test", "pmap_test", "pjit_test", "lax_control_flow_test", "api_test")
+FILES = (
+    "array_test", "pmap_test", "pjit_test", "lax_control_flow_test", "api_test",
+    "colocated_python_test",
+)  # fmt: skip
 SECONDS = 120
 """For one test."""
 

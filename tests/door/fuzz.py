@@ -389,7 +389,10 @@ class Fuzz:
         self._loop.set_exception_handler(lambda _, told: heard.wrong.append(str(told)))
         threading.Thread(target=self._loop.run_forever, name="values", daemon=True).start()
         self.doors = [
-            Door(lambda buffers, lab=lab: Session(lab, buffers, self._loop, _remote), SECRET)
+            Door(
+                lambda buffers, lab=lab: Session(lab, buffers, self._loop, _remote, mock.Mock()),
+                SECRET,
+            )
             for lab in (behind.evil, behind.other)
         ]
         wires = [Wire(door) for door in self.doors]

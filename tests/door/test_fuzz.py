@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.door import arrays, functions, server
+from pathways_lab.door import arrays, functions, server, state
 from pathways_lab.door.server import Buffers, Status
 from pathways_lab.door.session import Session
 from pathways_lab.door.state import State
@@ -63,7 +63,7 @@ def test_a_module_that_ends_its_reader_is_counted_and_ends_nobody_else() -> None
 
 def no_check_of_arrays(patch: pytest.MonkeyPatch) -> None:
     """Shapes and layouts are believed."""
-    patch.setattr(arrays, "shard_bytes", lambda *_: 0)
+    patch.setattr(state, "shard_bytes", lambda *_: 0)
 
 
 def no_check_of_devices(patch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,19 @@ def test_callbacks_run_in_the_script(lab):
     assert others == ["noted 0", "noted 1", "noted 2", "the sum is 28.0", "error: True"]
 
 
+def test_colocated_functions_run_beside_the_devices(lab):
+    with lab.door() as variables:
+        out, err = begin("with_colocated.py", **variables).communicate(timeout=120)
+    doubled = [2.0 * n for n in range(8)]
+    assert out.splitlines() == [
+        f"{doubled} {[each + 1 for each in doubled]}",
+        "True",
+        "[11, 12, 13]",
+        f"{[n + 5.0 for n in range(8)]}",
+        "True",
+    ], err
+
+
 def see_no_secret(secrets: Sequence[str], script: int, door: int, log: Path) -> None:
     """In process lists, environments and the log of a script and its door."""
     lists = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -42,7 +43,7 @@ class Client:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.lab, self.buffers = MadeUp(1), Buffers()
         lab: Any = self.lab
-        self.session = Session(lab, self.buffers, loop, lambda number, ordered: print)
+        self.session = Session(lab, self.buffers, loop, lambda number, ordered: print, Mock())
         self.requests = Requests(random.Random(0), self.buffers.put)
 
     def ask(self, kind: str, fields: Any) -> Any:
