@@ -134,6 +134,7 @@ class Colocated:
         structs = [TURN, said, *(kind.struct for kind in self._types)]
 
         def body(*given: Any) -> Any:
+            # Not as a pure one, which JAX may call on each device.
             return io_callback(self.remote, structs, *given, ordered=False)
 
         cuts = [self._whole(0), self._whole(1), *self._cuts]

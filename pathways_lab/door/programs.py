@@ -18,7 +18,7 @@ import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 import jax
@@ -43,6 +43,7 @@ from pathways_lab.runtime.devices import spec_of
 _FOREIGN = frozenset(("CustomSPMDPartitioning", "InspectSharding"))
 """Custom calls that point into the memory of the client's process."""
 _CALLBACK = "callback"
+_EXPORTED = jax_export.Exported
 _LONGEST = 2000
 """Characters of what MLIR says of a module."""
 
@@ -299,13 +300,15 @@ def _export(
 ) -> bytes:
     """The module as ``jax.export`` would have written it."""
     placed: list[Any] = [_named(layout) for layout in named]
-    made = jax_export.Exported(
+    # JAX before 0.11 has a field that says that these are no older kind of shardings.
+    older: Any = dict.fromkeys({"_has_named_shardings"} & {f.name for f in fields(_EXPORTED)}, True)
+    made = _EXPORTED(
         fun_name=name,
         in_tree=jax.tree.structure((tuple(ins), {}), is_leaf=lambda x: isinstance(x, ArrayType)),
         in_avals=tuple(map(_aval, ins)),
         out_tree=jax.tree.structure(list(outs), is_leaf=lambda x: isinstance(x, ArrayType)),
         out_avals=tuple(map(_aval, outs)),
-        _has_named_shardings=True,
+        **older,
         _in_named_shardings=tuple(placed[: len(ins)]),
         _out_named_shardings=tuple(placed[len(ins) :]),
         in_shardings_hlo=(None,) * len(ins),
