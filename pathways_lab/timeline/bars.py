@@ -289,14 +289,45 @@ def fitting(bars: list[Bar], limit: int, resolution: float) -> tuple[list[Bar], 
     bars fit or every row is one bar; from the sixth doubling on programs are
     mixed too.
     """
-    out = coarser(bars, resolution)
+    bars = sorted(bars, key=lambda b: b.start)
+    apart = _Apart(bars)
     whole = max((b.end for b in bars), default=0.0) - min((b.start for b in bars), default=0.0)
     doublings = 0
-    while len(out) > limit and resolution <= whole:
+    while True:
+        mix, last = doublings >= 6, resolution > whole
+        if last or apart.least(resolution, mix) <= limit:
+            out = coarser(bars, resolution, mix)
+            if last or len(out) <= limit:
+                return out, resolution
         resolution *= 2
         doublings += 1
-        out = coarser(bars, resolution, mix=doublings >= 6)
-    return out, resolution
+
+
+class _Apart:
+    """Bars that cannot become one with any before, counted without making any.
+
+    bars: in the order of their starts.
+    """
+
+    def __init__(self, bars: Sequence[Bar]) -> None:
+        rows = sorted(bars, key=lambda b: (b.row, b.kind))
+        ends = [b.end for b in rows]
+        heads = [(b.row, b.kind) != (a.row, a.kind) for a, b in pairwise(rows)]
+        for at, head in enumerate(heads):
+            if not head:
+                ends[at + 1] = max(ends[at], ends[at + 1])
+        starts = np.array([b.start for b in rows])
+        self._heads = len(rows) and 1 + sum(heads)
+        self._gap = np.where(heads, -np.inf, starts[1:] - np.array(ends[:-1]))
+        self._length = np.array([b.end - b.start for b in rows[1:]])
+        self._other = np.array([a.program != b.program for a, b in pairwise(rows)], bool)
+
+    def least(self, resolution: float, mix: bool) -> int:
+        """So many bars are left at that resolution (seconds), or more."""
+        away = (self._gap >= resolution) | (self._length >= resolution)
+        if not mix:
+            away |= self._other
+        return int(self._heads + np.count_nonzero(away & (self._gap >= 0)))
 
 
 def columns(records: Iterable[Record], rows: Mapping[Lane, float]) -> Columns:

@@ -8,10 +8,12 @@ import random
 import numpy as np
 import pytest
 
+from pathways_lab.timeline import bars as timeline_bars
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.bars import (
     GANG,
     TRANSFER,
+    Bar,
     Bars,
     Places,
     bars_of,
@@ -328,6 +330,37 @@ def test_a_coarser_picture_keeps_counts_and_seconds() -> None:
     assert len(bars.items) == 3000
     assert all(b.count == 1 for b in bars.items)
     assert sum(b.count for b in coarser(bars.items, 0.01)) == 3000
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_resolution_that_is_not_enough_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The same bars as of trying each, while the newest of many bars are drawn ten times finer."""
+    rng = random.Random(seed)
+    many, limit = rng.choice((0, 1, 5, 60, 600)), rng.choice((1, 5, 20, 100))
+    bars = []
+    for _ in range(many):
+        start, seconds = 20 * rng.random(), rng.choice((0.0, 1e-3, 0.1)) * rng.random()
+        row, kind, program = float(rng.randrange(4)), rng.randrange(2), rng.choice("aab")
+        gang = rng.randrange(30), rng.randrange(3)
+        bars.append(Bar(row, kind, start, start + seconds, program, "n", "c", "l", *gang,
+                        rng.choice((1, 1, 2)), seconds, rng.random() < 0.02))  # fmt: skip
+    whole = max((b.end for b in bars), default=0.0) - min((b.start for b in bars), default=0.0)
+    resolution, doublings = 1e-4, 0
+    while len(expected := coarser(bars, resolution, doublings >= 6)) > limit:
+        if resolution > whole:
+            break
+        resolution, doublings = 2 * resolution, doublings + 1
+    tried: list[float] = []
+
+    def trying(bars: list[Bar], resolution: float, mix: bool) -> list[Bar]:
+        tried.append(resolution)
+        return coarser(bars, resolution, mix)
+
+    monkeypatch.setattr(timeline_bars, "coarser", trying)
+    assert fitting(bars, limit, 1e-4) == (expected, resolution)
+    assert len(tried) <= 1 + doublings // 2
 
 
 def test_with_more_rows_than_bars_every_row_is_one_bar() -> None:
