@@ -41,7 +41,7 @@ FUNCTIONS = {FAST: "fast", STEADY: "steady", STEPS: "step", WIDE: "wide"}
 NONE, ONE, FOUR, ALL = "no view", "1 live view", "4 live views", "1 view of all panels"
 VIEWS = {NONE: 0, ONE: 1, FOUR: 4, ALL: 1}
 STOPPED, MOVING = "stopped", "moving"
-LIMIT = 0.03
+LIMIT = 0.05
 """Of throughput: what live views may cost."""
 
 PAIRS, ENOUGH = 5, 10

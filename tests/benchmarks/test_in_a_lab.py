@@ -164,8 +164,8 @@ def test_a_cost_is_the_share_of_throughput_that_is_gone() -> None:
     assert looking.percent(found) == "10.0% [10.0, 10.0]"
     for cost, pairs, word in (
         (found, looking.ENOUGH, "**no**"),
-        (Ratio(0.02, 0.01, 0.04), looking.ENOUGH, "not decided"),
-        (Ratio(0.02, 0.01, 0.029), looking.ENOUGH, "yes"),
+        (Ratio(0.02, 0.01, 0.06), looking.ENOUGH, "not decided"),
+        (Ratio(0.02, 0.01, 0.049), looking.ENOUGH, "yes"),
         (Ratio(0.02, 0.02, 0.02), 1, "not decided"),
     ):
         assert looking.verdict("one view", cost, pairs).word == word

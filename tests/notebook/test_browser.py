@@ -396,7 +396,7 @@ def moving(shared: Page) -> Iterator[Page]:
 
 def test_the_tab_key_stops_at_what_has_a_name_and_nowhere_else(moving: Page) -> None:
     page = moving
-    grows(page)
+    page.page.wait_for_selector(".pathways-lab-button:has-text('last 20 s')")  # it repeats
     page.page.focus(".pathways-lab")
     stops = []
     for _ in range(7):

@@ -160,11 +160,11 @@ def test_pages_that_wait_in_line_are_not_forgotten(monkeypatch: pytest.MonkeyPat
     assert gallery.feed(("queues",)) is not first, "nobody has asked for it"
 
 
-@pytest.mark.parametrize(("spare", "times"), [(2.0, 40), (0.0, 12)])
+@pytest.mark.parametrize(("spare", "times"), [(2.0, 40), (0.0, 20)])
 def test_pages_give_way_on_a_busy_machine_and_take_turns(
     monkeypatch: pytest.MonkeyPatch, spare: float, times: int
 ) -> None:
-    """Eight seconds of two pages that ask five times a second, and 10 ms for each drawing."""
+    """Eight seconds of two pages that ask five times a second, and 20 ms for each drawing."""
     playing = Playing()
     playing.play(0.5)
     watch = Slow(playing.timeline, monkeypatch)
@@ -172,7 +172,7 @@ def test_pages_give_way_on_a_busy_machine_and_take_turns(
 
     def tick(feed: Feed) -> None:
         drawn.append(feed)
-        watch.used += 0.010
+        watch.used += 0.020
 
     monkeypatch.setattr(process, "spare", lambda: spare)
     monkeypatch.setattr(process, "COUNT", 2)
@@ -185,14 +185,14 @@ def test_pages_give_way_on_a_busy_machine_and_take_turns(
     queues, order = gallery.feed(("queues",)), gallery.feed(("order",))
     assert abs(drawn.count(queues) - drawn.count(order)) <= 1, "nobody draws twice in a turn"
     assert drawn.count(queues) == pytest.approx(times, abs=2)
-    assert (0.010 * len(drawn) / 8.0 <= 1.2 * 2 * cpu_budget.LEAST) == (spare == 0.0)
+    assert (0.020 * len(drawn) / 8.0 <= 1.2 * 2 * cpu_budget.LEAST) == (spare == 0.0)
 
 
 @pytest.mark.parametrize(("spare", "soon"), [(2.0, True), (0.0, False)])
 def test_records_that_came_faster_than_a_page_asks_are_taken_in_meanwhile(
     monkeypatch: pytest.MonkeyPatch, spare: float, soon: bool
 ) -> None:
-    """Some 0.3 s of folding are over within 3 s on an idle machine, and go on on a busy one."""
+    """Some 0.6 s of folding are over within 3 s on an idle machine, and go on on a busy one."""
     playing = Playing()
     playing.play(0.2)
     watch = Slow(playing.timeline, monkeypatch)
@@ -204,7 +204,7 @@ def test_records_that_came_faster_than_a_page_asks_are_taken_in_meanwhile(
     collect = present.collect
 
     def slow(now: float, most: int = 0) -> None:
-        watch.used += 0.025
+        watch.used += 0.050
         collect(now, most)
 
     monkeypatch.setattr(present, "collect", slow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -113,6 +114,26 @@ def test_a_straggler_has_its_own_lane_while_that_is_shown() -> None:
     assert names(scene) == ["s0 · 8 devices", "host1 ×4"]
     scene.add((), 30.0)
     assert names(scene) == ["s0 · 12 devices"], "nothing of it is shown any more"
+
+
+def test_a_straggler_keeps_its_lane_for_some_seconds_where_the_last_steps_are_shown() -> None:
+    """On a busy machine every other step has one, and the picture would be laid anew with each."""
+    usual = training(8, islands=1, hosts=3)
+    third = sorted({r.run for r in usual if isinstance(r, Span)})[2]
+    slow = late(usual, "island0/host1", 0.060)
+    told = sorted(
+        [*(r for r in usual if r.run != third), *(r for r in slow if r.run == third)], key=arrival
+    )
+    scene, fed = Scene(0.0, 20.0, stepwise=True), 0
+    seen: list[list[str]] = []
+    for tenth in range(40):
+        upto = sum(arrival(r) <= tenth / 10 for r in told)
+        scene.add(told[fed:upto], tenth / 10)
+        fed = upto
+        seen.append(names(scene))
+    assert scene.shown is not None
+    laid = [after for before, after in pairwise(seen) if before != after]
+    assert laid[-1] == ["s0 · 8 devices", "host1 ×4"], "and so it is to the end"
 
 
 @pytest.mark.parametrize("first", ["early", "later", "last"])

@@ -1,11 +1,12 @@
 """Plots become Bokeh figures.
 
 Problem: notebook, dashboard and tests need the same figures.  They are built
-once per shape of the plots; later updates only change columns, labels and heights, which
+once per shape of the plots; later updates only change columns, labels, ranges and heights, which
 the holder of the figures finds by name: sources by the layer's name, the time
 axis by :data:`~pathways_lab.notebook.scene.plot.TIME`, figures by the panel's name, axes and the
-note of an empty panel by that and ``-rows``, ``-groups``, ``-readouts``, ``-empty``; frames
-around the chosen gang by ``-chosen``.  A figure's height beyond its plot is its tag.
+note of an empty panel by that and ``-y``, ``-rows``, ``-groups``, ``-readouts``, ``-empty``; their
+grounds by ``-bands`` and ``-rules``, frames around the chosen gang by ``-chosen``.  A figure's
+height beyond its plot is its tag.
 
 Rule for maintainers: this module knows Bokeh and plots, and nothing about
 clusters.  Colours of text, grounds and axes are left to ``--bk-*`` variables of
@@ -54,6 +55,7 @@ from pathways_lab.notebook.scene.plot import (
     RIGHT,
     TEXTS,
     TIME,
+    Columns,
     Layer,
     Plot,
 )
@@ -95,7 +97,7 @@ class Figures:
             tags=[beside],
             sizing_mode="stretch_width",
             x_range=self.time if plot.time else _range(plot.x, f"{plot.name}-x"),
-            y_range=_range((plot.y[1], plot.y[0])),
+            y_range=_range(plot.y[::-1], f"{plot.name}-y"),
             toolbar_location=None,
             tools=[],
             min_border_left=LEFT,
@@ -126,14 +128,17 @@ class Figures:
 
     def _grounds(self, shown: Any, plot: Plot) -> None:
         """Bands behind every second island, and the lines that bound a scale."""
-        if plot.bands:
-            shown.hstrip(
-                y0=[low for low, _ in plot.bands],
-                y1=[high for _, high in plot.bands],
-                fill_color="#808080", fill_alpha=0.07, line_color=None, level="underlay",
-            )  # fmt: skip
-        if plot.rules:
-            shown.hspan(y=list(plot.rules), line_color=INK, line_alpha=0.35, level="underlay")
+        bands, rules = map(self._filled, plot.grounds.items())
+        shown.hstrip(
+            y0="y0", y1="y1", source=bands,
+            fill_color="#808080", fill_alpha=0.07, line_color=None, level="underlay",
+        )  # fmt: skip
+        shown.hspan(y="y", source=rules, line_color=INK, line_alpha=0.35, level="underlay")
+
+    def _filled(self, named: tuple[str, Columns]) -> ColumnDataSource:
+        source = self._source(named[0])
+        source.data = dict(named[1])
+        return source
 
     def _style_axes(self, shown: Any, plot: Plot, last: bool) -> None:
         shown.ygrid.visible = False

@@ -32,6 +32,10 @@ SEEN = 4.0
 UNLIKE = 0.25
 """The share of a computation by which they may: hosts always differ a little."""
 
+STEADY = 5.0
+"""Seconds for which a straggler keeps its own row at least: a picture of the last steps would be
+laid anew with every other of them."""
+
 WORST = 3
 """Hosts that straggle most have rows of their own, where devices of many hosts share one."""
 
@@ -189,7 +193,9 @@ class Alike:
             if oldest in self._pairs:
                 _note(self.late, *self._pairs.pop(oldest))
 
-    def parts(self, items: Iterable[Item], machine: Machine, start: float, seen: float) -> bool:
+    def parts(
+        self, items: Iterable[Item], machine: Machine, now: float, start: float, seen: float
+    ) -> bool:
         """Compare computations where devices of many hosts share rows; whether they have other
         rows from now on: see :meth:`stragglers`."""
         before = self.version, self.worst
@@ -200,7 +206,7 @@ class Alike:
                     lanes = lanes_of(gang.island, gang.host, gang.devices)
                     self.computed(int(gang.args.get("slice", -1)), lanes, machine)
                     self._ends(gang, gang.host)
-        late = self.behind(start, seen)
+        late = self.behind(min(start, now - STEADY), seen)
         most = sorted(late, key=lambda host: -late[host])
         self.worst = tuple(sorted(most[:WORST]))
         return before != (self.version, self.worst)
@@ -228,10 +234,12 @@ class Alike:
         self, running: Iterable[tuple[Lane, tuple[int, int], float, object]], now: float,
         start: float, seen: float,
     ) -> frozenset[str]:  # fmt: skip
-        """Hosts that differ from others by more than *seen*, in what is shown from *start* on.
+        """Hosts that differ from others by more than *seen*, in what is shown from *start* on, or
+        did so of late.
 
         running: what devices work on at *now*; another host may have ended it.  All in seconds.
         """
+        start = min(start, now - STEADY)
         for differing in (self.late, self.early):
             for host, times in tuple(differing.items()):
                 if times[-1][1] < start:

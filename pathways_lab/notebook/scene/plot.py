@@ -141,17 +141,21 @@ class Plot:
     @property
     def shape(self) -> tuple[Any, ...]:
         """Two plots of the same shape differ only in what an update can change."""
-        return (
-            self.name,
-            self.y,
-            self.time,
-            tuple(self.rows),
-            tuple(self.groups),
-            tuple(self.readouts),
-            self.bands,
-            self.rules,
-            tuple((layer.name, layer.kind) for layer in self.layers),
-        )
+        return self.name, self.time, tuple((layer.name, layer.kind) for layer in self.layers)
+
+    @property
+    def places(self) -> tuple[Any, ...]:
+        """Where its rows are."""
+        return self.y, tuple(self.rows), tuple(self.groups), tuple(self.readouts)
+
+    @property
+    def grounds(self) -> dict[str, Columns]:
+        """By name of their source: the bands, and the lines that bound a scale."""
+        low, high = zip(*self.bands, strict=True) if self.bands else ((), ())
+        return {
+            f"{self.name}-bands": {"y0": list(low), "y1": list(high)},
+            f"{self.name}-rules": {"y": list(self.rules)},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,8 @@ def everything(plot: Plot) -> list[Change]:
     out: list[Change] = [Replace(layer.name, layer.columns) for layer in plot.layers]
     out.append(Assign(plot.name, "height", plot.height))
     out.append(Assign(TIME if plot.time else f"{plot.name}-x", "range", plot.x))
+    out.append(Assign(f"{plot.name}-y", "range", plot.y[::-1]))
+    out.extend(Replace(name, columns) for name, columns in plot.grounds.items())
     out.extend(Assign(f"{plot.name}-{kind}", "labels", getattr(plot, kind)) for kind in LABELS)
     out.append(Assign(f"{plot.name}-empty", "text", plot.empty))
     out.append(Assign(f"{plot.name}-note", "content", plot.note))
@@ -206,7 +212,8 @@ def steadied(old: Plot, new: Plot) -> Plot:
 
     The newest run's panels would go up and down with every run, and all below them.
     """
-    lower = new.height < old.height and new.shape == old.shape
+    alike = (new.shape, new.places) == (old.shape, old.places)
+    lower = new.height < old.height and alike
     return replace(new, height=old.height) if lower else new
 
 
@@ -221,6 +228,11 @@ def changes(old: Plot, new: Plot) -> list[Change]:
         out.append(Assign(new.name, "height", new.height))
     if new.x != old.x:
         out.append(Assign(TIME if new.time else f"{new.name}-x", "range", new.x))
+    if new.y != old.y:
+        out.append(Assign(f"{new.name}-y", "range", new.y[::-1]))
+    for name, columns in new.grounds.items():
+        if columns != old.grounds[name]:
+            out.append(Replace(name, columns))
     for kind in LABELS:
         if getattr(new, kind) != getattr(old, kind):
             out.append(Assign(f"{new.name}-{kind}", "labels", getattr(new, kind)))

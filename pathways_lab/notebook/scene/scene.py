@@ -146,8 +146,7 @@ class Scene:
         self.ended: dict[int, str] = {}
         self.dropped = 0
         self.apart = 0.0
-        self.first = float("inf")
-        self.last = float("-inf")
+        self.first, self.last = float("inf"), float("-inf")
         self.earlier: float | None = None
         """Seconds between the newest gang that is too old to be shown and the picture's start."""
         self.alike = Alike()
@@ -230,7 +229,7 @@ class Scene:
         rows = self.rows
         self.alike.compare(self.computed.bars.new, rows.hosts)
         apart = {host.name for host in self.machine.hosts.values() if host.lost}
-        apart |= self.alike.stragglers(self.running(), now, *self._seen(now))
+        apart |= self.alike.stragglers(self.running(), *self._seen(now))
         state = rows, self.alike.version, frozenset(apart), frozenset(self.unfolded)
         if state != self._laid:
             self._laid = state
@@ -238,8 +237,9 @@ class Scene:
             if self.lanes.drawn != before.drawn:
                 self._draw_lanes()
 
-    def _seen(self, now: float) -> tuple[float, float]:
-        return self.range(now)[0] + self.origin, SEEN * max(self.resolution, self.span(now) / FRAME)
+    def _seen(self, now: float) -> tuple[float, float, float]:
+        start = self.range(now)[0] + self.origin
+        return now, start, SEEN * max(self.resolution, self.span(now) / FRAME)
 
     def _draw_lanes(self) -> None:
         self.computed.lay(self.lanes.drawn)
@@ -508,7 +508,7 @@ class Scene:
 
     def late(self, now: float) -> dict[str, float]:
         """Hosts that end computations later than others, as far as is shown, by so many seconds."""
-        return self.alike.behind(*self._seen(now))
+        return self.alike.behind(*self._seen(now)[1:])
 
     @property
     def _kept(self) -> float:

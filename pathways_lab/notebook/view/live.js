@@ -2,7 +2,8 @@
 // contain, and a copy of the document per view, so that a second view, a late one
 // or one that was paused shows the present.  See live.py and encode.py.
 
-const REST = 2; // a page rests so many times as long as drawing took
+const REST = 2, LEAST = 0.5; // a page rests so many times as long as drawing took, or at least
+const ALIVE = 500; // milliseconds from one drawing to the next, where the least leaves room for them
 const FRAMES = 34; // milliseconds from the wish to draw to the end of drawing, when a page is quick
 const SCRIPTS = "__pathwaysLabScripts"; // attempts to load BokehJS, by version
 
@@ -141,12 +142,21 @@ function apply(document, { data, set }) {
     const model = document.get_model_by_name(change.set);
     const value = change.value;
     if (change.attribute === "range") model.setv({ start: value[0], end: value[1] });
-    else if (change.attribute === "labels") model.major_label_overrides = new Map(value);
+    else if (change.attribute === "labels") {
+      model.ticker.ticks = value.map(([at]) => at);
+      model.major_label_overrides = new Map(value);
+    }
     else if (change.attribute === "content") model.content = value;
     else if (change.attribute === "height") model.height = value + model.tags[0];
     else model.setv({ text: value, visible: value !== "" });
   }
   for (const [name, columns] of data) document.get_model_by_name(name).data = { ...columns };
+}
+
+// How long a page rests (milliseconds) after a drawing that took so long.
+function rested(took) {
+  if (took <= 0) return 0;
+  return Math.max(LEAST * took, Math.min(REST * took, ALIVE - took));
 }
 
 // The stream of one model: what came, in order, each exactly once.
@@ -249,7 +259,7 @@ class Feed {
         this.due = undefined;
         this.catchUp();
         const shown = () =>
-          setTimeout(() => (this.rest = REST * Math.max(0, performance.now() - begun - FRAMES)));
+          setTimeout(() => (this.rest = rested(performance.now() - begun - FRAMES)));
         document.hidden ? shown() : requestAnimationFrame(shown);
       };
       document.hidden ? draw() : requestAnimationFrame(draw);
