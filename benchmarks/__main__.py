@@ -25,6 +25,7 @@ SHORT = {
     "latency": ["--rounds", "3", "--budget", "0.05"],
     "starts": ["--rounds", "2", "--budget", "0.1"],
     "drawing": ["--seconds", "20", "--every", "10"],
+    "gaps": ["--seconds", "10", "--pairs", "1"],
     "looking": ["--rounds", "1", "--pairs", "2", "--budget", "0.3"],
     "serving": ["--rounds", "1", "--budget", "0.5", "--gangs", "30", "--windows", "0.1", "0"],
     "following": ["--rounds", "1", "--budget", "3"],

@@ -255,17 +255,8 @@ class Looking:
     def _stopped(self, stopped: bool) -> Iterator[None]:
         """With the process that draws held, or not."""
         found = self._kernel.run("print(*(c.pid for c in drawing()))") if stopped else ""
-        processes = [psutil.Process(int(pid)) for pid in found.split()]
-        for process in processes:
-            process.suspend()
-        still = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-        while any(process.status() not in still for process in processes):
-            time.sleep(0.001)  # it goes on for a moment
-        try:
+        with held([psutil.Process(int(pid)) for pid in found.split()]):
             yield
-        finally:
-            for process in processes:
-                process.resume()
 
     def _calls(self, kind: str, units: int) -> Timed:
         return self._timed(kind, units)[0]
@@ -274,6 +265,21 @@ class Looking:
         printed = self._kernel.run(f"timed({FUNCTIONS[kind]!r}, {units})")
         passed, kernel, drawing = map(float, printed.split())
         return Timed(passed, units), (kernel, drawing)
+
+
+@contextmanager
+def held(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """With these processes stopped."""
+    for process in processes:
+        process.suspend()
+    still = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    while any(process.status() not in still for process in processes):
+        time.sleep(0.001)  # it goes on for a moment
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 def cost(measured: Measured, calls: str, views: str) -> Ratio:
