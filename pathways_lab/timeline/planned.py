@@ -61,19 +61,20 @@ def behind(gang: Span) -> str:
 class RunSeen:
     """The known facts of one run.
 
-    submitted, ended: seconds; ended is None while it goes on.  count: of its gangs that have ended.
+    submitted, begun, ended: seconds; begun is when the first of its gangs that are over had begun,
+    ended is None while it goes on.  count: of its gangs that have ended.
     """
 
     run: int
     program: str = ""
     client: str = ""
     submitted: float = float("inf")
+    begun: float = float("inf")
     ended: float | None = None
     outcome: str = ""
     transfers: list[Span] = field(default_factory=list)
     messages: list[Event] = field(default_factory=list)
     count: int = 0
-    _begun: float = float("inf")
     _last: float = float("-inf")
     _gangs: list[Span] = field(default_factory=list)
     _waits: DeviceWaits = field(default_factory=list)
@@ -87,7 +88,7 @@ class RunSeen:
                 self._unpack()
                 self._gangs.append(record)
                 self._waits += waits
-                self._begun = min(self._begun, record.start)
+                self.begun = min(self.begun, record.start)
                 self._last = max(self._last, record.end)
                 self.count += 1
             elif record.kind == "transfer":
@@ -106,7 +107,7 @@ class RunSeen:
         about = waits.row.abouts[0]
         self.program, self.client = about.program, about.client
         self._rows.append(waits)
-        self._begun = min(self._begun, waits.row.begun)
+        self.begun = min(self.begun, waits.row.begun)
         self._last = max(self._last, waits.row.known_at)
         self.count += waits.row.count
 
@@ -138,7 +139,7 @@ class RunSeen:
     @property
     def begin(self) -> float:
         """The first moment, in seconds."""
-        return min(self.submitted, self._begun)
+        return min(self.submitted, self.begun)
 
     @property
     def end(self) -> float:

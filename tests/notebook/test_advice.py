@@ -96,6 +96,35 @@ def test_a_network_that_is_full_is_named_in_place_of_a_remedy_for_pipelines(took
     assert ("bytes are on their way to island1 for 92 % of it; send less" in said) == (took > 0.8)
 
 
+@pytest.mark.parametrize("over", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_a_client_that_waits_while_its_devices_compute_for_another_one_is_named(same, over):
+    """Nothing is idle, so no cause of idle time says it."""
+    records: list[Record] = [
+        Event("host-joined", 0.0, "island0", f"island0/host{n}", args={"devices": 1})
+        for n in range(2)
+    ]
+    for n in range(4):
+        for client, run, host, start, end in (
+            ("ann", 2 * n, 0, n + 0.1, n + 1.0),
+            ("bob", 2 * n + 1, 0 if same else 1, n + 1.0, n + 1.1),
+        ):
+            of = {"run": run + 1, "program": f"{client}s", "client": client}
+            records.append(Event("submitted", n + 0.1, **of))
+            place = (f"island0/host{host}", (0,))
+            records.append(Span("gang", start, end, "island0", *place, step=0, node="f", **of))
+    last = records.pop() if not over else None
+    if last is not None:
+        records.append(Event("launched", 4.0, "island0", "island0/host0", run=8, program="bobs",
+                             client="bob", step=0, args={"devices": [0]}))  # fmt: skip
+    found = Scene(0.0, 20.0)
+    found.add(sorted(records, key=known_order), 4.1)
+    said = advice(found, 4.1)
+    told = "bob waits 88 % of the time for its turn while devices compute for ann: lab.policy can"
+    assert said.startswith(told) == same
+    assert ("window=0.0 of ann's programs" in said) == same
+
+
 def test_less_than_a_fifth_of_the_time_needs_no_advice():
     assert advice(scene(made=1.9, dispatch=0.1, busy=8.0), 10.0) == ""
     assert advice(Scene(), 10.0) == ""

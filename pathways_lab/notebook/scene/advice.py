@@ -1,21 +1,25 @@
-"""One sentence of advice: the cause for which devices of an island are idle, and a remedy.
+"""One sentence of advice: why devices of an island are idle or a client waits, and a remedy.
 
-Problem: a picture shows that devices wait, and its reader wants to know what would help.
+Problem: a picture shows that devices wait, or that a client waits for devices that compute for
+another one, and its reader wants to know what would help.
 
 Rule for maintainers: one sentence at most, of the largest cause in what is shown, and none
 below :data:`WORTH`.  Devices that nobody asked for anything need no advice.
 
-Paper: section 5.1 (dispatch overheads), section 5.3 (pipelines).
+Paper: section 5.1 (dispatch overheads), section 5.2 (several clients), section 5.3 (pipelines).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.timeline.columns import Floats
 from pathways_lab.timeline.waits import COMPILE, DISPATCH, INPUT, MEMORY, ORDER, TRANSFER, TURN
 
 WORTH = 0.2
@@ -25,7 +29,7 @@ FULL = 0.8
 """Share of the time for which bytes are on their way to an island whose network is full."""
 
 PARTS = 200
-"""Moments at which the network is looked at."""
+"""Moments at which the network, and devices that clients share, are looked at."""
 
 LATE = 0.05
 """Share of what is shown by which a host must be late to be named."""
@@ -56,11 +60,11 @@ def advice(scene: Scene, now: float) -> str:
         return f"hosts compile {making.name}: {_REMEDIES[COMPILE][1]}"
     start, end = scene.range(now)
     end = end if scene.busy else min(end, scene.last - scene.origin)
-    marks, seconds = scene.waited.seconds(start, end)
-    if end <= start or not len(seconds):
+    if end <= start:
         return ""
+    marks, seconds = scene.waited.seconds(start, end)
     names = ["", *(what.node for what in list(scene.catalogue)[1:])]  # the first is "several"
-    best, said = WORTH, ""
+    best, said = max((WORTH, ""), _shared(scene, start, end))
     for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
         here = (marks["top"] > low) & (marks["top"] < high)
         devices = sum(lane.island == island for lane in scene.recent)
@@ -79,6 +83,49 @@ def advice(scene: Scene, now: float) -> str:
                 remedy = _latest(scene, now, island) or _network(scene, start, end) or remedy
             said += f": {remedy}"
     return said
+
+
+def _shared(scene: Scene, start: float, end: float) -> tuple[float, str]:
+    """The client that waits longest while devices that it uses compute for another one.
+
+    Returns for which share of the time, and the sentence.
+    """
+    clients = [what.client for what in scene.catalogue]
+    if len({*clients} - {""}) < 2:
+        return 0.0, ""
+    moments = np.linspace(start, end, PARTS)
+    bars: dict[str, Any] = scene.bars.columns()
+    seen = (bars["bottom"] - bars["top"] > 0.5) & (bars["right"] > start) & (bars["left"] < end)
+    left, right, tops, whats = (bars[name][seen] for name in ("left", "right", "top", "what"))
+    of = np.array(clients)[whats]
+    waits = _waiting(scene, moments + scene.origin)
+    found = (0.0, "", "")
+    for client, waiting in waits.items():
+        for other in {*of.tolist()} - {client, ""}:
+            shared = np.intersect1d(tops[of == client], tops[of == other])
+            here = (of == other) & np.isin(tops, shared)
+            busy = np.searchsorted(np.sort(left[here]), moments, "right")
+            busy -= np.searchsorted(np.sort(right[here]), moments, "right")
+            found = max(found, (float(np.mean(waiting & (busy > 0))), client, other))
+    share, client, other = found
+    return share, (
+        f"{client} waits {100 * share:.0f} % of the time for its turn while devices compute for"
+        f" {other}: lab.policy can prefer it, window=0.0 of {other}'s programs lets it in sooner,"
+        " a slice on other devices spares it the wait"
+    )
+
+
+def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:
+    """By client, whether any of its runs was submitted and had not begun at each moment."""
+    begun = {gang[0]: since for _, gang, since, _ in scene.running()}
+    out: dict[str, NDArray[np.bool_]] = {}
+    for number, run in scene.runs.items():
+        over = math.inf if run.ended is None else run.ended
+        until = min(run.begun, begun.get(number, math.inf), over)
+        if run.client and run.submitted < moments[-1] and until > moments[0]:
+            waited = (moments >= run.submitted) & (moments < until)
+            out[run.client] = out.get(run.client, False) | waited
+    return out
 
 
 def _latest(scene: Scene, now: float, island: str) -> str:
