@@ -102,6 +102,24 @@ def test_how_long_a_function_is_compiled_goes_on_and_never_back(head: Shown) -> 
     assert head.says("compiling") == ""
 
 
+def test_advice_takes_the_lines_that_it_has_and_keeps_those_that_it_had(head: Shown) -> None:
+    """A line for what is not said would be a hole, and one that goes would move what is below."""
+
+    def height() -> float:
+        found: float = head.page.evaluate("head.advice.offsetHeight")
+        return found
+
+    head.show(state="running")
+    assert height() == 0
+    head.show(state="running", advice="island1 waits")
+    one = height()
+    head.show(state="running", advice="island1 waits " * 60)
+    several = height()
+    assert several > one > 0
+    head.show(state="running")
+    assert height() == several
+
+
 def test_an_old_picture_of_what_runs_says_so_beside_its_advice(head: Shown) -> None:
     head.show(state="running", advice="island1 waits")
     assert head.says("behind") == ""

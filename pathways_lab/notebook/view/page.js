@@ -49,7 +49,11 @@ class Head {
     this.progress.hidden = header.progress < 0;
     if (header.progress >= 0) this.progress.value = header.progress;
     this.notes.replaceChildren(...header.notes.map((note) => element("span", "note", note)));
-    this.advice.textContent = this.advice.title = header.advice;
+    if (this.advice.title !== header.advice) {
+      // Lines that were there once stay: what is below must not move under the pointer.
+      this.advice.style.minHeight = `${this.advice.offsetHeight}px`;
+      this.advice.textContent = this.advice.title = header.advice;
+    }
     const actions = header.actions.join(" ");
     if (actions !== this.actions) {
       this.actions = actions;
