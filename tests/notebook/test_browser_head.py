@@ -1,7 +1,8 @@
 """The head of a live view in a browser and without JupyterLab: what it says by its own clock.
 
 Laws: it says at once that a cancellation is under way, counts on how long a function is compiled,
-and says that its picture is old, though nothing comes from the kernel.
+and says that its picture is old, though nothing comes from the kernel.  A page that is slow rests
+between pictures, and for no more than half a second.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ pytestmark = [
 VIEWS = ROOT / "pathways_lab" / "notebook" / "view"
 
 BEGIN = """async () => {
-  const { Head } = await import("http://head.test/head.js");
+  const { Head, rested } = await import("http://head.test/head.js");
+  window.rested = rested;
   window.sent = [];
   window.head = new Head((name) => sent.push(name));
   document.body.append(head.root, head.advice);
@@ -37,7 +39,9 @@ class Shown:
 
     def __init__(self, browser: Any) -> None:
         self.page = browser.new_page()
-        script = "\n".join((VIEWS / name).read_text() for name in PAGE) + "\nexport { Head };\n"
+        script = (
+            "\n".join((VIEWS / name).read_text() for name in PAGE) + "\nexport { Head, rested };\n"
+        )
         answers = {
             "http://head.test/": ("<!DOCTYPE html>", "text/html"),
             "http://head.test/head.js": (script, "text/javascript"),
@@ -118,6 +122,16 @@ def test_advice_takes_the_lines_that_it_has_and_keeps_those_that_it_had(head: Sh
     assert several > one > 0
     head.show(state="running")
     assert height() == several
+
+
+@pytest.mark.parametrize(
+    ("took", "rests"),
+    [(-5, 0), (50, 100), (166, 332), (200, 300), (300, 200), (480, 120), (2000, 500)],
+)
+def test_a_page_rests_between_pictures_and_shows_two_in_a_second_if_it_can(
+    head: Shown, took: int, rests: int
+) -> None:
+    assert head.page.evaluate("rested", took) == rests
 
 
 def test_an_old_picture_of_what_runs_says_so_beside_its_advice(head: Shown) -> None:

@@ -2,7 +2,7 @@
 // contain, and a copy of the document per view, so that a second view, a late one
 // or one that was paused shows the present.  See live.py and encode.py.
 
-const REST = 2, LEAST = 0.5; // a page rests so many times as long as drawing took, or at least
+const REST = 2, LEAST = 0.25; // a page rests so many times as long as drawing took, or at least
 const ALIVE = 500; // milliseconds from one drawing to the next, where the least leaves room for them
 const FRAMES = 34; // milliseconds from the wish to draw to the end of drawing, when a page is quick
 const SCRIPTS = "__pathwaysLabScripts"; // attempts to load BokehJS, by version
