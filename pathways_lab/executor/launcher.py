@@ -163,8 +163,7 @@ class Launcher:
         if run is None:
             run = self._runs[grant.run] = self._values.new_run(grant, reading, arguments or {})
         if grant.skipped:
-            for index in range(grant.first, grant.last):
-                self._values.drop(run, steps[index].frees)
+            self._values.drop(run, reading.freed(grant.first, grant.last, tuple(run.values)))
             run.complete = run.complete or grant.last >= reading.end
             self._values.end_if_over(run)
             return self._take()
@@ -179,9 +178,9 @@ class Launcher:
                 else:
                     self._moves.add(run, index, node, seq)
             seq += reading.places[index]
-        for index in range(grant.first, grant.last) if reading.decides else ():
-            for at, value in enumerate(reading.decides.get(index, ())):
-                cases = reading.cases[value]
+        for index in range(grant.first, grant.last) if reading.decisions else ():
+            for at, value in enumerate(reading.decides(index)):
+                cases = reading.decisions.cases(value)
                 decision = Decision(run.id, value, reading.plan, index, at, cases)
                 self.buffers.ask(decision, self._values.value(run, value))
         run.complete = run.complete or grant.last >= reading.end

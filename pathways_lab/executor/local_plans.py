@@ -13,10 +13,11 @@ Paper: section 4.4 (consistent order on all hosts), section 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.core.messages import Grant
+from pathways_lab.core.program.folding import Row, Steps, parts_of
 from pathways_lab.core.program.legality import outputs_of
 from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer, Value, ValueId
 from pathways_lab.core.slices.topology import SliceBinding, locals_of
@@ -31,16 +32,64 @@ class Reading:
     ours: per step, whether this host takes part.
     places: per step, whether it takes a place in the order of this host's island.
     end: one more than the last step that is ours.
-    decides: values that decide, where this host has their first device, by step that makes some.
-    cases: by value that decides.
+    decisions: the values that decide.
+    begins: whether the first device of a slice is on this host.
     """
 
     plan: Plan
-    ours: tuple[bool, ...]
-    places: tuple[bool, ...]
+    ours: Sequence[bool]
+    places: Sequence[bool]
     end: int
-    decides: Mapping[int, tuple[ValueId, ...]]
-    cases: Mapping[ValueId, int]
+    decisions: Decisions
+    begins: Callable[[SliceId | None], bool]
+
+    def decides(self, index: int) -> Sequence[ValueId]:
+        """Values that decide, made by a step, of which this host has the first device."""
+        if not self.decisions:
+            return ()
+        plan, cases = self.plan, self.decisions.cases
+        made = outputs_of(plan.steps[index].node)
+        return [v for v in made if cases(v) and self.begins(plan.values[v].slice)]
+
+    def freed(self, first: int, last: int, held: Collection[ValueId]) -> list[ValueId]:
+        """Those of the values *held* that steps *first* to *last* (exclusive) free, in order."""
+        steps = self.plan.steps
+        if isinstance(steps, Steps):
+            return steps.freed(first, last, held)
+        return [value for index in range(first, last) for value in steps[index].frees]
+
+
+class Decisions:
+    """The values that decide in a plan, and their cases.
+
+    A turn that is repeated is read once: values that decide in it lie in one row of numbers.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._cases: dict[ValueId, int] = {}
+        self._rows: dict[tuple[ValueId, int, int], int] = {}
+        for part in parts_of(plan.steps):
+            for step, strides in zip(part.steps, part.strides, strict=True):
+                when = step.node.when
+                if when is None:
+                    continue
+                stride = strides[-1 - len(step.frees)] if strides else 0
+                if stride:
+                    self._rows[when.value, stride, part.times] = when.cases
+                else:
+                    self._cases[when.value] = when.cases
+
+    def cases(self, value: ValueId) -> int:
+        """How many cases a value has that decides; 0 of any other."""
+        found = self._cases.get(value, 0)
+        for (first, stride, times), cases in self._rows.items():
+            turn, rest = divmod(value - first, stride)
+            if not rest and 0 <= turn < times:
+                return cases
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._cases or self._rows)
 
 
 class Book:
@@ -117,21 +166,18 @@ class Book:
         reading = self._readings.get(key)
         if reading is None:
             plan = self._plans[key]
-            slices = [_slices_of(plan, step.node) for step in plan.steps]
-            mine = {touched: any(map(self.lane, touched)) for touched in set(slices)}
-            near = {touched: any(map(self._near, touched)) for touched in mine}
-            ours = tuple([mine[touched] for touched in slices])
-            places = tuple([near[touched] for touched in slices])
-            end = max((index + 1 for index, mine in enumerate(ours) if mine), default=0)
-            whens = [step.node.when for step in plan.steps if step.node.when is not None]
-            cases = {when.value: when.cases for when in whens}
-            here = {value for value in cases if self._begins(plan.values[value].slice)}
-            decides = {
-                index: tuple(value for value in outputs_of(step.node) if value in here)
-                for index, step in enumerate(plan.steps)
-                if here and not here.isdisjoint(outputs_of(step.node))
-            }
-            reading = self._readings[key] = Reading(plan, ours, places, end, decides, cases)
+            turns = [
+                ([_slices_of(plan, step.node) for step in part.steps], part.times)
+                for part in parts_of(plan.steps)
+            ]
+            touched = {slices for part, _ in turns for slices in part}
+            mine = {slices: any(map(self.lane, slices)) for slices in touched}
+            near = {slices: any(map(self._near, slices)) for slices in touched}
+            ours = _row([([mine[slices] for slices in part], times) for part, times in turns])
+            places = _row([([near[slices] for slices in part], times) for part, times in turns])
+            end = next((n for n in range(len(ours), 0, -1) if ours[n - 1]), 0)
+            reading = Reading(plan, ours, places, end, Decisions(plan), self._begins)
+            self._readings[key] = reading
         return reading
 
     # --- grants -----------------------------------------------------------------------
@@ -158,6 +204,12 @@ class Book:
             return f"{where}, but was never told where slice {unknown[0]} is"
         self._place = max(self._place, grant.place)
         return ""
+
+
+def _row(parts: Sequence[tuple[list[bool], int]]) -> Sequence[bool]:
+    """Per step; where no turn is repeated as a tuple, in which one looks faster."""
+    row = Row(parts)
+    return row if any(times > 1 for _, times in parts) else tuple(row)
 
 
 def _slices_of(plan: Plan, node: Call | Transfer) -> tuple[SliceId, ...]:

@@ -23,7 +23,7 @@ Paper: section 4.5 (parallel asynchronous dispatch).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.core.program.program import Call, Plan, ValueId
@@ -107,7 +107,7 @@ def stretches(
     last: int,
     ours: Sequence[bool],
     plain: Callable[[Call], bool],
-    decides: Mapping[int, Sequence[ValueId]],
+    decides: Callable[[int], Sequence[ValueId]],
 ) -> dict[int, Stretch]:
     """The stretches of steps *first* to *last* (exclusive), by their first step.
 
@@ -140,13 +140,15 @@ def _ranges(
         begin = end
 
 
-def _stretch(plan: Plan, begin: int, end: int, decides: Mapping[int, Sequence[ValueId]]) -> Stretch:
+def _stretch(
+    plan: Plan, begin: int, end: int, decides: Callable[[int], Sequence[ValueId]]
+) -> Stretch:
     calls = [(i, s.node) for i, s in enumerate(plan.steps[begin:end], begin)]
     gangs = [(index, node) for index, node in calls if isinstance(node, Call)]
     freed = {value for step in plan.steps[begin:end] for value in step.frees}
     made = {value for _, call in gangs for value in call.outputs}
     outlive = {v for v in made if v not in freed or v in plan.outputs}
-    outlive |= {value for index, _ in gangs for value in decides.get(index, ())}
+    outlive |= {value for index, _ in gangs for value in decides(index)}
     read = dict.fromkeys(v for _, call in gangs for v in call.inputs)
     externals = tuple(v for v in read if v not in made)
     cells = {value: cell for cell, value in enumerate(externals)}

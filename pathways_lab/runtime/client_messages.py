@@ -16,8 +16,9 @@ from pathways_lab.core.diagnosis.stall_actions import OnStuck
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.holdings import MOST
 from pathways_lab.core.program.array_types import SHARD_BYTES
+from pathways_lab.core.program.folding import Folded
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.core.program.program import NO_LINE, Line, Plan
+from pathways_lab.core.program.program import NO_LINE, Line
 from pathways_lab.core.scheduling.policies import BuiltIn
 from pathways_lab.core.scheduling.tags import Data
 from pathways_lab.core.slices.topology import SliceRequest
@@ -93,7 +94,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Program(Plain):
-    plan: Annotated[Plan, PACKED]
+    plan: Annotated[Folded, PACKED]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from pathways_lab.core.messages import (
     Taken,
 )
 from pathways_lab.core.messages.elastic import SliceWithdrawn
+from pathways_lab.core.program.folding import fold, folded, laid_out
 from pathways_lab.core.program.program import Plan, SliceId, ValueId
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceBinding, locals_of
@@ -162,7 +163,7 @@ class World:
         if isinstance(event, HostReport) and event.host not in self.hosts:
             return
         if isinstance(event, ProgramRegistered):
-            self.plans[event.plan.key] = event.plan
+            self.plans[event.plan.key] = laid_out(folded(fold(event.plan)))
         commands = self.decide(event)
         self.memory.happened(event, commands)
         costs = self.machine.costs

@@ -134,7 +134,7 @@ def _unpacked(hint: Any, own: str, unpacker: str) -> str:
     if _is_union(hint) and len(args) == 2 and type(None) in args:
         (inner,) = (arg for arg in args if arg is not type(None))
         return f"None if {own} is None else {_unpacked(inner, own, unpacker)}"
-    if origin is tuple and args[1:] == (Ellipsis,):
+    if _is_sequence(hint):
         return f"() if {own} == [] else {otherwise}"
     if origin in (dict, collections.abc.Mapping):
         return f"{{}} if {own} == {{}} else {otherwise}"
@@ -222,6 +222,12 @@ def _bounds(hint: Any) -> tuple[Any, Within | None]:
     return hint, None
 
 
+def _is_sequence(hint: Any) -> bool:
+    """Whether it has any number of entries, of one type; it is a tuple when it arrives."""
+    origin, args = get_origin(hint), get_args(hint)
+    return origin is collections.abc.Sequence or (origin is tuple and args[1:] == (Ellipsis,))
+
+
 def _is_union(hint: Any) -> bool:
     return get_origin(hint) in (typing.Union, types.UnionType)
 
@@ -287,10 +293,10 @@ def _packer(hint: Any) -> _Pack | None:
             one = _packer(others[0])
             return one and (lambda value: None if value is None else one(value))
         raise CodecError(f"the codec does not carry {hint}")
+    if _is_sequence(hint):
+        item = _packer(args[0])
+        return list if item is None else (lambda value: [item(entry) for entry in value])
     if origin is tuple:
-        if len(args) == 2 and args[1] is Ellipsis:
-            item = _packer(args[0])
-            return list if item is None else (lambda value: [item(entry) for entry in value])
         items = [_packer(arg) for arg in args]
         return lambda value: [
             entry if each is None else each(entry) for each, entry in zip(items, value, strict=True)
@@ -322,9 +328,9 @@ def _unpacker(hint: Any) -> _Unpack:
         if type(None) not in args:
             return inner
         return lambda plain: None if plain is None else inner(plain)
+    if _is_sequence(hint):
+        return _sequence_unpacker(args[0])
     if origin is tuple:
-        if len(args) == 2 and args[1] is Ellipsis:
-            return _sequence_unpacker(args[0])
         return _record_unpacker(args)
     if origin in (dict, collections.abc.Mapping):
         return _mapping_unpacker(_unpacker(args[0]), _unpacker(args[1]))

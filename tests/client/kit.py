@@ -30,6 +30,7 @@ from pathways_lab.client.session import call_batching, connection
 from pathways_lab.client.session.connection import Connection
 from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.folding import Folded, laid_out
 from pathways_lab.core.program.layout import Layout, boxes
 from pathways_lab.core.program.program import Call, Plan, Value
 from pathways_lab.core.scheduling.policies import INITIAL
@@ -260,7 +261,7 @@ class FakeLab:
         self._blobs[fields["function"]] = bytes(buffers[0])
 
     def _on_program(self, fields: dict[str, Any], _: Any) -> None:
-        plan = unpack(Plan, fields["plan"])
+        plan = laid_out(unpack(Folded, fields["plan"]))
         self._plans[plan.key] = plan
 
     def _on_forget(self, fields: dict[str, Any], _: Any) -> None:

@@ -12,7 +12,8 @@ import pathways_lab as pw
 from pathways_lab.client.lab.cancelling import UnderWay
 from pathways_lab.client.lab.slice_request import slice_request
 from pathways_lab.client.program.cell_program import CellProgram
-from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.core.program.folding import Folded, laid_out
+from pathways_lab.core.program.program import Call
 from pathways_lab.transport.codec import unpack
 from tests.client.kit import FakeLab, fast
 
@@ -151,7 +152,7 @@ def test_what_a_function_says_of_its_runs_goes_along(fake: FakeLab) -> None:
 
     def told(f: Any) -> list[tuple[bool, float | None]]:
         f(V).block_until_ready()
-        plan = unpack(Plan, fake.of("program")[-1]["plan"])
+        plan = laid_out(unpack(Folded, fake.of("program")[-1]["plan"]))
         return [(s.node.keep, s.node.window) for s in plan.steps if isinstance(s.node, Call)]
 
     plain = pw.jit(lambda x: x + 1, on=on)

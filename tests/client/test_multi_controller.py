@@ -9,7 +9,7 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.client.training import per_host_loop
-from pathways_lab.core.program.program import Plan
+from pathways_lab.core.program.folding import Folded, laid_out
 from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.transport.codec import unpack
 from tests.client.kit import FakeLab, a_slice
@@ -44,5 +44,5 @@ def test_a_loop_is_prepared_for_where_its_arguments_are(fake: FakeLab) -> None:
         call = step.bind((pw.device_put(np.ones(2, np.float32), place),), {})
         per_host_loop.start(call, on, Loop(1, 1))
     fake.settle()
-    plans = [unpack(Plan, sent["plan"]) for sent in fake.of("program")]
+    plans = [laid_out(unpack(Folded, sent["plan"])) for sent in fake.of("program")]
     assert [len(plan.steps) for plan in plans] == [1, 2], "the second one is moved first"

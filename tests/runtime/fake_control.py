@@ -19,6 +19,7 @@ import numpy as np
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant, HostReport
+from pathways_lab.core.program.folding import folded
 from pathways_lab.core.program.layout import Layout, boxes
 from pathways_lab.core.program.program import Call, Line, Node, Plan, Transfer, Value
 from pathways_lab.core.slices.topology import SliceBinding
@@ -194,7 +195,7 @@ class Lab:
     def program(self, plan: Plan) -> Plan:
         bindings = [pack(self.bindings[s]) for s in plan.slices]
         for host in self.involved(plan):
-            self.links[host].send("program", {"plan": pack(plan), "bindings": bindings})
+            self.links[host].send("program", {"plan": pack(folded(plan)), "bindings": bindings})
         return plan
 
     def involved(self, plan: Plan) -> tuple[str, ...]:

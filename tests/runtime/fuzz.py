@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from pathways_lab.core.diagnosis.stall_story import Stuck
+from pathways_lab.core.program.folding import folded
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.scheduling.policies import ProportionalShare
 from pathways_lab.core.slices.topology import SliceRequest
@@ -141,7 +142,7 @@ class ClientDoor:
             step = replace(step, node=replace(step.node, function=self._key))
         self._count += 1
         self._plans = [*self._plans[-2:], f"plan {self._count}"]
-        return {"plan": pack(replace(plan, key=self._plans[-1], steps=(step,)))}
+        return {"plan": pack(folded(replace(plan, key=self._plans[-1], steps=(step,))))}
 
     def right(self) -> Said:
         """A message as it should be."""

@@ -28,6 +28,7 @@ import numpy as np
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
+from pathways_lab.core.program.folding import folded
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import virtual_devices as bindings
 from pathways_lab.runtime.arrays import as_bytes
@@ -111,7 +112,7 @@ class Client:
         lab.wait(lambda: self.double.function in lab.control.ready)
         program = Program(f"of {number}").value("x", self.on.slice, *kind[0], self.cut)
         self.plan = program.call(self.double, ["x"], ["y"]).plan(["x"], ["y"])
-        lab.tell("program", {"plan": pack(self.plan), "bindings": [pack(self.on)]})
+        lab.tell("program", {"plan": pack(folded(self.plan)), "bindings": [pack(self.on)]})
         self.kept, self.data = self.put(), self.sent
 
     def put(self) -> int:

@@ -19,6 +19,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Command, Event, Grant
 from pathways_lab.core.program.array_types import shard_bytes
 from pathways_lab.core.program.bundles import APART, apart, arrays_of
+from pathways_lab.core.program.folding import Folded, folded, laid_out
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.lowering import lower
 from pathways_lab.core.program.program import Call, Line, Plan, Program, Signature, Value
@@ -122,7 +123,7 @@ class HostPeer(Peer):
         self._say("report", compiled=done, records=[record_encoding.write(span)])
 
     def _program(self, fields: dict[str, Any]) -> None:
-        plan = self.plans[fields["plan"][1]] = unpack(Plan, fields["plan"])
+        plan = self.plans[fields["plan"][1]] = laid_out(unpack(Folded, fields["plan"]))
         for value in arrays_of(plan.values):
             assert value.layout is not None
             assert shard_bytes(value.shape, value.dtype, value.layout) == value.nbytes
@@ -400,7 +401,7 @@ def beginning(number: int, island: str) -> list[Said]:
     return [
         ("slice", {"slice": where, "request": request, "wait": True}, []),
         ("function", function_of(where), [b"code"]),
-        ("program", {"plan": pack(plan_of(number))}, []),
+        ("program", {"plan": pack(folded(plan_of(number)))}, []),
         ("function", {**function_of(where), **APART_OF_TWO}, [b""]),
-        ("program", {"plan": pack(apart_of(number))}, []),
+        ("program", {"plan": pack(folded(apart_of(number)))}, []),
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.diagnosis.overdue import Overdue
+from pathways_lab.core.program.folding import folded
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Call, Line, Plan, Step, Transfer, Value
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
@@ -167,7 +168,7 @@ def grants(run: int) -> list[m.Command]:
 
 
 def submitted(lab: Lab, **more: Any) -> None:
-    lab.say(1, "program", plan=pack(plan_on((ONE, ONE + 1))))
+    lab.say(1, "program", plan=pack(folded(plan_on((ONE, ONE + 1)))))
     lab.core.answer = lambda event: [m.ShareProgram("c", ("i0/h",), "plan"), *grants(ONE + 9)]
     lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
             arguments={0: 0}, **more)  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from pathways_lab.core.control import Control
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant, HostReport
+from pathways_lab.core.program.folding import Folded, folded, laid_out
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Call, Plan, Step, Transfer, Value
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
@@ -55,7 +56,7 @@ class Host:
             key = (fields["function"], fields["slice"], 0, None)
             self._report(compiled=(key,))
         elif op == "program":
-            plan = unpack(Plan, fields["plan"])
+            plan = laid_out(unpack(Folded, fields["plan"]))
             self.plans[plan.key] = plan
         elif op == "grant":
             grant = unpack_fields(Grant, {**fields, "host": self.name})
@@ -143,7 +144,7 @@ def test_one_message_submits_a_run_over_two_islands(lab: Lab) -> None:
         Step(Call("f", slices[1], (2,), (3,), name="f"), (2,)),
     )
     plan = Plan("plan", "twice", values, steps, (0,), (3,), tuple(slices))
-    link.send("program", {"plan": pack(plan)})
+    link.send("program", {"plan": pack(folded(plan))})
     for number in range(3):
         run = base + 100 + number
         fields = {
@@ -199,7 +200,7 @@ def _hold(lab: Lab, number: int) -> None:
     values = (Value((8,), "float32", base, LAYOUT, 16),) * 2
     steps = (Step(Call("f", base, (0,), (1,), name="f"), (0,)),)
     plan = Plan(f"plan{number}", "once", values, steps, (0,), (1,), (base,))
-    link.send("program", {"plan": pack(plan)})
+    link.send("program", {"plan": pack(folded(plan))})
     link.send("declare", {"buffer": base + 200, "slice": base, "nbytes": 16})
 
     def submit(run: int, output: int) -> None:

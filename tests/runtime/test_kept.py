@@ -14,6 +14,7 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.messages import ProgramsForgotten
+from pathways_lab.core.program.folding import folded
 from pathways_lab.core.program.program import Call, Plan
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.launcher import Launcher
@@ -280,7 +281,7 @@ def test_a_host_forgets_what_it_noted_of_programs_when_they_go(
     host = HostRim(HOST, "island0", CpuRuntime(HOST, 2), b"k" * 32, listen, ended.append)
     bound = launch_kit.binding(1, 0)
     plan = PlanBuilder("p").call(1, "f", ["x"], ["y"]).plan(["x"], ["y"])
-    host._from_control["program"](host, {"bindings": [pack(bound)], "plan": pack(plan)}, [])
+    host._from_control["program"](host, {"bindings": [pack(bound)], "plan": pack(folded(plan))}, [])
     call = plan.steps[0].node
     assert isinstance(call, Call)
     place = Place(bound, HOST, Footprint("lane", {(HOST, 0): object()}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathways_lab.core import messages as m
+from pathways_lab.core.program.folding import folded
 from pathways_lab.transport.codec import pack, unpack_fields
 from tests.runtime.rim_kit import ONE, Lab, plan_on
 
@@ -10,7 +11,7 @@ from tests.runtime.rim_kit import ONE, Lab, plan_on
 def test_hosts_that_are_told_the_same_get_the_same_letter_and_each_its_own_order() -> None:
     """Encoding a message costs more than sending it, and a run may be told to hundreds."""
     lab = Lab()
-    lab.say(1, "program", plan=pack(plan_on((ONE, ONE + 1))))
+    lab.say(1, "program", plan=pack(folded(plan_on((ONE, ONE + 1)))))
     windows = [(0, 1, 40, (-1, -1)), (1, 2, 41, (40, 12)), (2, 3, 42, (41, 41))]
     lab.core.answer = lambda event: [
         m.Grant("c", host, ONE + 9, "plan", first, last, 1, place, before, (None,), (ONE + 6,))

@@ -9,7 +9,7 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.program import Plan
+from pathways_lab.core.program.folding import Folded, folded, laid_out
 from pathways_lab.core.scheduling.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.control_plane.directory import HostSeen
@@ -174,7 +174,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
     plan = plan_on((ONE, ONE + 1))
     lab.core.events.clear()
     lab.say(1, "function", b"code", **announcement(ONE))
-    lab.say(1, "program", plan=pack(plan))
+    lab.say(1, "program", plan=pack(folded(plan)))
     lab.say(1, "declare", buffer=ONE + 5, slice=ONE, nbytes=4, shape=[1], dtype="float32")
     lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
             arguments={0: 0})  # fmt: skip
@@ -208,8 +208,8 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
     ("slice", {"slice": ONE + 3, "request": pack(SliceRequest((1,), ("x",)))}),
     ("release-slice", {"slice": ONE}),
     ("function", announcement(ONE)),
-    ("program", {"plan": pack(plan_on((ONE, TWO), "other"))}),
-    ("program", {"plan": pack(plan_on((TWO, TWO), "plan"))}),
+    ("program", {"plan": pack(folded(plan_on((ONE, TWO), "other")))}),
+    ("program", {"plan": pack(folded(plan_on((TWO, TWO), "plan")))}),
     ("forget", {"plans": ["plan"], "functions": []}),
     ("forget", {"plans": [], "functions": [["f", ONE]]}),
     ("submit", {"run": ONE + 1, "plan": "plan", "inputs": [], "arguments": {}, "outputs": []}),
@@ -226,7 +226,7 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("op", "fields"), FOREIGN)
 def test_a_client_may_only_name_its_own_ids(lab: Lab, op: str, fields: dict[str, Any]) -> None:
-    lab.say(1, "program", plan=pack(plan_on((ONE, ONE + 1))))
+    lab.say(1, "program", plan=pack(folded(plan_on((ONE, ONE + 1)))))
     lab.core.events.clear()
     lab.say(2, op, *([b"code"] if op == "function" else []), **fields)
     assert lab.core.events == []
@@ -347,7 +347,7 @@ def test_what_goes_with_a_run_travels_with_the_first_grant_to_each_host_only(lab
         assert "hear" not in second
         assert unpack_fields(m.Grant, {**first, "host": "i0/h"}).plan == "plan"
     program = lab.hosts["i0/h"].of("program")[0]
-    assert unpack(Plan, program["plan"]) == plan_on((ONE, ONE + 1))
+    assert laid_out(unpack(Folded, program["plan"])) == plan_on((ONE, ONE + 1))
     assert [unpack(SliceBinding, b).slice for b in program["bindings"]] == [ONE, ONE + 1]
     lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
     lab.say(1, "cancel", runs=[ONE + 9])

@@ -38,7 +38,7 @@ def chain(length: int, slice_id: int = 1) -> Plan:
 
 def cut(plan: Plan, first: int, last: int, special: str = "") -> dict[int, Stretch]:
     ours = [True] * len(plan.steps)
-    return stretches(plan, first, last, ours, lambda call: call.function != special, {})
+    return stretches(plan, first, last, ours, lambda call: call.function != special, lambda _: ())
 
 
 def ranges(plan: Plan, *, first: int = 0, last: int = 99, special: str = "") -> list[list[int]]:

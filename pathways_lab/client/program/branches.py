@@ -119,9 +119,11 @@ def until(
     """Repeat ``state = body(state)`` until ``done(state)`` is true, *at_most* so many times.
 
     ``done(state)`` is asked before each turn.  In a program (:func:`program`) both functions
-    call compiled functions, on any slices; the client takes no part between turns.  The plan has
-    *at_most* turns, some 200 bytes for each node of them, and is sent once; those that are not
-    needed are skipped, and memory does not grow with them.  Outside of a program ``done`` is read.
+    call compiled functions, on any slices; the client takes no part between turns.  The plan is
+    sent once, with one turn, and hosts lay out a turn when they reach it.  Capture and the
+    control plane's memory grow with *at_most*, up to a tenth of a second and 30 kB for each hundred
+    turns of a few nodes.  Turns that are not needed are skipped.  Outside of a program ``done`` is
+    read.
 
     Example::
 

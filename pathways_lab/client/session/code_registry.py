@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from pathways_lab.client.code.export import Executable
+from pathways_lab.core.program.folding import fold, folded
 from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.transport.codec import pack
 
@@ -96,7 +97,7 @@ class Registered:
                 self._send("function", code.announced(place), [code.blob])
                 self._functions.add(key)
             keys.add(key)
-        self._send("program", {"plan": pack(plan)})
+        self._send("program", {"plan": pack(folded(fold(plan)))})
         self._plans[plan.key] = plan.slices, frozenset(keys)
 
     def release(self, slice_id: SliceId) -> None:

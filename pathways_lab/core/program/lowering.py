@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -256,7 +257,7 @@ def show_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _value(values: tuple[Value, ...], value_id: ValueId) -> str:
+def _value(values: Sequence[Value], value_id: ValueId) -> str:
     value = values[value_id]
     shape = ",".join(map(str, value.shape))
     where = "anywhere" if value.slice is None else f"slice {slice_name(value.slice)} {value.layout}"
@@ -264,7 +265,7 @@ def _value(values: tuple[Value, ...], value_id: ValueId) -> str:
     return f"%{value_id}{name}: {value.dtype}[{shape}] on {where}, {value.nbytes:,} B/device"
 
 
-def _node(values: tuple[Value, ...], node: Node) -> str:
+def _node(values: Sequence[Value], node: Node) -> str:
     line = f"  # {node.line}" if node.line.number else ""
     if node.when is not None:
         line = f"  when %{node.when.value} is {node.when.case}{line}"

@@ -21,7 +21,7 @@ tuples of int, dtypes are JAX names (``"float32"``, ``"bfloat16"``,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pathways_lab.core.program.layout import Layout
@@ -196,12 +196,14 @@ class Plan:
     slices: every slice that the plan touches, ascending.
     A value in *inputs* that is freed by a step is dropped from the run only:
     the handle, if one is kept, keeps the bytes.
+    values, steps: tuples, or turns that are laid out when they are looked at
+    (:mod:`~pathways_lab.core.program.folding`).
     """
 
     key: str
     name: str
-    values: tuple[Value, ...]
-    steps: tuple[Step, ...]
+    values: Sequence[Value]
+    steps: Sequence[Step]
     inputs: tuple[ValueId, ...]
     outputs: tuple[ValueId, ...]
     slices: tuple[SliceId, ...]

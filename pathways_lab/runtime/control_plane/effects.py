@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.messages import elastic as em
+from pathways_lab.core.program.folding import folded
 from pathways_lab.core.scheduling.unordered_launch import Races
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.control_plane.directory import Registry
@@ -228,7 +229,10 @@ class Commands:
         if len(plan.slices) > 1:
             for slice_id in plan.slices:
                 self._registry.told.setdefault(slice_id, set()).update(hosts)
-        return {"plan": pack(plan), "bindings": [pack(known[s]) for s in plan.slices if s in known]}
+        return {
+            "plan": pack(folded(plan)),
+            "bindings": [pack(known[s]) for s in plan.slices if s in known],
+        }
 
     def _moved(self, moved: em.SliceMoved) -> None:
         """A suspended slice has devices again: first its old hosts hear it, then the new ones."""

@@ -18,6 +18,7 @@ from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.bundles import APART
+from pathways_lab.core.program.folding import laid_out
 from pathways_lab.core.program.program import Call
 from pathways_lab.core.program.wellformed import Types, check_values, wrong_leaves
 from pathways_lab.core.scheduling import tags
@@ -173,8 +174,12 @@ def _types(message: said.Function, subject: str) -> Types:
 
 
 def _program(letter: _Letter) -> m.Event:
-    plan, registry = letter.said.plan, letter.registry
-    subject = f"program {plan.key[:64]}"
+    form, registry = letter.said.plan, letter.registry
+    subject = f"program {form.key[:64]}"
+    try:
+        plan = laid_out(form, at_once=True)
+    except ValueError as error:
+        raise Rejected(subject, str(error)) from None
     number, taken = letter.client.number, registry.taken
     own(letter.client, [s for s in plan.slices if (number, s) not in taken], "slice")
     owner = registry.plans.get(plan.key)

@@ -27,7 +27,8 @@ from typing import Any, ClassVar
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program.program import Plan, SliceId
+from pathways_lab.core.program.folding import Folded, laid_out
+from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Action
 from pathways_lab.executor.launcher import Launcher
@@ -389,7 +390,7 @@ class HostRim:
     def _program(self, fields: Fields, _: Buffers) -> None:
         for packed in fields["bindings"]:
             self.tenants.bind(unpack(SliceBinding, packed))
-        self.launcher.program(unpack(Plan, fields["plan"]))
+        self.launcher.program(laid_out(unpack(Folded, fields["plan"])))
 
     def _forget(self, fields: Fields, _: Buffers) -> None:
         functions = [(str(key), int(slice_id)) for key, slice_id in fields["functions"]]
