@@ -120,10 +120,9 @@ def until(
 
     ``done(state)`` is asked before each turn.  In a program (:func:`program`) both functions
     call compiled functions, on any slices; the client takes no part between turns.  The plan is
-    sent once, with one turn, and hosts lay out a turn when they reach it.  Capture and the
-    control plane's memory grow with *at_most*, up to a tenth of a second and 30 kB for each hundred
-    turns of a few nodes.  Turns that are not needed are skipped.  Outside of a program ``done`` is
-    read.
+    sent once, with one turn, and hosts lay out a turn when they reach it.  A hundred turns of six
+    nodes cost a tenth of a second of capture, and 1 MB in the kernel and in the control plane.
+    Turns that are not needed are skipped.  Outside of a program ``done`` is read.
 
     Example::
 

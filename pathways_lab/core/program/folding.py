@@ -224,7 +224,7 @@ def laid_out(form: Folded, at_once: bool = False) -> Plan:
             raise ValueError(f"its {what} have a turn without content, or none")
         if sum([size * times for size, times in parts]) > MOST:
             raise ValueError(f"it has more than {MOST:,} {what}")
-    values: Sequence[Value] = Row([(part.values, part.times) for part in form.values])
+    values = Row([(part.values, part.times) for part in form.values])
     named = 0
     for part in form.steps:
         if len(part.steps) != len(part.strides):
@@ -238,9 +238,10 @@ def laid_out(form: Folded, at_once: bool = False) -> Plan:
             if part.times > 1 and not _alike(step, strides, part.times, values):
                 raise ValueError("a step touches other slices in another turn")
     steps: Sequence[Step] = Steps(form.steps, at_once)
+    listed: Sequence[Value] = values
     if all(times == 1 for parts in sizes.values() for _, times in parts):
-        values, steps = tuple(values), tuple(steps)
-    return Plan(form.key, form.name, values, steps, form.inputs, form.outputs, form.slices)
+        listed, steps = tuple(values), tuple(steps)
+    return Plan(form.key, form.name, listed, steps, form.inputs, form.outputs, form.slices)
 
 
 def _equal(one: object, other: object) -> bool:
@@ -276,7 +277,7 @@ def _shifted(step: Step, strides: tuple[int, ...], turn: int) -> Step:
     return Step(replace(node, **made), tuple(numbers[ends:]))
 
 
-def _alike(step: Step, strides: tuple[int, ...], times: int, values: Sequence[Value]) -> bool:
+def _alike(step: Step, strides: tuple[int, ...], times: int, values: Row[Value]) -> bool:
     """Whether what a step reads, makes and waits for is on the same slices in every turn."""
     named = _numbers(step)
     grows = strides or (0,) * len(named)
@@ -284,6 +285,9 @@ def _alike(step: Step, strides: tuple[int, ...], times: int, values: Sequence[Va
         last = number + (times - 1) * stride
         if not 0 <= min(number, last) <= max(number, last) < len(values):
             return False
+        part, _, place = values.where(number)
+        if values.where(last)[::2] == (part, place) and not stride % len(values.parts[part][0]):
+            continue  # the same value of every turn
         if stride and len({values[number + n * stride].slice for n in range(times)}) > 1:
             return False
     return True
