@@ -67,7 +67,9 @@ def advice(scene: Scene, now: float) -> str:
     best, said = max((WORTH, ""), _shared(scene, start, end))
     for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
         here = (marks["top"] > low) & (marks["top"] < high)
-        devices = sum(lane.island == island for lane in scene.recent)
+        late, word = _latest(scene, now, island)
+        # The devices of a late host are those that the others wait for.
+        devices = sum(lane.island == island and lane.host != late for lane in scene.recent)
         spent = np.bincount(marks["kind"][here].astype(int), seconds[here], len(WAITS))
         share = float(spent.max()) / (max(devices, 1) * (end - start))
         if share > best:
@@ -77,10 +79,11 @@ def advice(scene: Scene, now: float) -> str:
             node = names[int(before.argmax())]
             awaited, remedy = _REMEDIES[WAITS[cause]]
             best = share
-            said = f"{island} waits {100 * min(share, 1):.0f} % of the time for {awaited}"
+            who = f"the rest of {island}" if late and WAITS[cause] == INPUT else island
+            said = f"{who} waits {100 * min(share, 1):.0f} % of the time for {awaited}"
             said += f", mostly before {node}" if node else ""
             if WAITS[cause] == INPUT:
-                remedy = _latest(scene, now, island) or _network(scene, start, end) or remedy
+                remedy = word or _network(scene, start, end) or remedy
             said += f": {remedy}"
     return said
 
@@ -128,16 +131,19 @@ def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:
     return out
 
 
-def _latest(scene: Scene, now: float, island: str) -> str:
-    """The host of an island that ends computations later than others, if that is worth a word."""
+def _latest(scene: Scene, now: float, island: str) -> tuple[str, str]:
+    """The host of an island that ends computations later than others, and a word about it.
+
+    Both are "" where that is not worth one.
+    """
     start, end = scene.range(now)
     here = {host.name for host in scene.machine.hosts_of(island)}
     late = {host: by for host, by in scene.late(now).items() if host in here}
     host = max(late, key=lambda host: late[host], default="")
     if not host or late[host] < LATE * (end - start):
-        return ""
+        return "", ""
     by = duration(late[host], 2)
-    return (
+    return host, (
         f"{host} ends up to {by} after the others of its gang; lab.stacks({host!r}) shows its work"
     )
 
