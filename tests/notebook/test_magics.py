@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -469,3 +472,24 @@ def test_magics_that_look_start_no_lab_in_place_of_one_that_was_closed(lab: Any)
         assert not labs.is_running()
     finally:
         shell.run("%unload_ext pathways_lab")
+
+
+def test_a_lab_from_before_the_extension_closes_in_the_cell_after_it() -> None:
+    """A thread of the extension is still importing what draws."""
+    script = """
+from IPython.core.interactiveshell import InteractiveShell
+import pathways_lab as pw
+shell = InteractiveShell.instance(colors="nocolor")
+lab = shell.user_ns["lab"] = pw.start(1, 1, 1, progress=False)
+pids = [pid for group in lab.embedded.pids.values() for pid in group]
+for cell in ("%load_ext pathways_lab", "lab.close()"):
+    shell.run_cell(cell).raise_error()
+print(*pids)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    pids = [int(word) for word in ended.stdout.split()]
+    assert len(pids) >= 4
+    until(lambda: not any(map(psutil.pid_exists, pids)))
