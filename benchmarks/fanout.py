@@ -23,6 +23,7 @@ from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.figure import curves
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured
+from pathways_lab.core.program.folding import folded
 from pathways_lab.core.program.lowering import lower
 from pathways_lab.core.program.program import Call, Node, Plan
 from pathways_lab.core.slices.topology import SliceRequest
@@ -116,7 +117,7 @@ class Crowd:
         self.plan = lower(sketch.program({self.first: devices}))
         for step in self.plan.steps:
             self.client.send("function", _announced(self.plan, step.node), [b"code"])
-        self.client.send("program", {"plan": pack(self.plan)})
+        self.client.send("program", {"plan": pack(folded(self.plan))})
         self.run(1)
 
     def _message(self, link: Link, op: str, fields: dict[str, Any], buffers: Any) -> None:
