@@ -66,6 +66,7 @@ class Beside:
         number = next(self._numbers)
         (self._folder / f"function-{number}").write_bytes(text)
         if self._child is None or not self._child.alive:
+            Path(self._address).unlink(missing_ok=True)  # of one that a function has ended
             self._child = child_process.spawn(
                 "pathways_lab.door.colocated_process",
                 {

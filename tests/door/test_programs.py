@@ -136,6 +136,8 @@ def test_colocated_functions_run_beside_the_devices(lab):
         "[11, 12, 13]",
         f"{[n + 5.0 for n in range(8)]}",
         "True",
+        f"{[float(n) for n in range(8)]}",
+        "True",
     ], err
 
 

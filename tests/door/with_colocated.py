@@ -61,6 +61,12 @@ note(x)
 failed = fail(x)
 last = [grow(x) for _ in range(5)][-1]
 print(np.asarray(last).tolist())
+ends = colocated_python.colocated_python(lambda x: os._exit(1))
+try:
+    ends(x)
+except jax.errors.JaxRuntimeError as error:
+    print("cannot be reached" in str(error))
+print(np.asarray(colocated_python.colocated_python(lambda x: x)(x)).tolist())
 try:
     failed.block_until_ready()
 except jax.errors.JaxRuntimeError as error:
