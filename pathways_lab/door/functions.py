@@ -172,11 +172,10 @@ class Functions(State):
         gone = self._programs.pop(number, None)
         if not isinstance(gone, Colocated):
             return
-        ours = gone.number, -gone.number
-        self._beside_on = {k: f for k, f in self._beside_on.items() if k[0] not in ours}
+        self._beside_on = {k: f for k, f in self._beside_on.items() if k[0] != gone.number}
         # As a call, it has its turn after those that were made before.
         with contextlib.suppress(PathwaysError, Status):
-            drop = self._function(gone, "drop", self._beside.dropping)
+            drop = self._function(gone.devices, 0, self._beside.dropping)
             named = self._beside_put(gone, np.int32(gone.number))
             self._turns[gone.devices] = drop(self._turn(gone), named)
 
@@ -193,13 +192,14 @@ class Functions(State):
         return self._lab.session.put(np.asarray(data), kind, place, layout, "device_put")
 
     def _function(
-        self, loaded: Colocated, key: int | str, make: Callable[[Slice], CompiledFunction]
+        self, devices: tuple[int, ...], number: int, make: Callable[[Slice], CompiledFunction]
     ) -> CompiledFunction:
-        """A function of :mod:`.colocated` on the lab, compiled once."""
-        place = self.slice_of(loaded.devices)
-        if (key, place.id) not in self._beside_on:
-            self._beside_on[key, place.id] = make(place)
-        return self._beside_on[key, place.id]
+        """The outcome of *make* for these devices, made once.  number: of its function, or 0."""
+        place = self.slice_of(devices)
+        key = number, make.__name__, place.id
+        if key not in self._beside_on:
+            self._beside_on[key] = make(place)
+        return self._beside_on[key]
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -268,8 +268,8 @@ class Functions(State):
             else values.moved(value.handle(), loaded.here(value.placing, value.kind), self)
             for value in given
         ]
-        call = self._function(loaded, loaded.number, loaded.calling)
-        check = self._function(loaded, -loaded.number, loaded.checking)
+        call = self._function(loaded.devices, loaded.number, loaded.calling)
+        check = self._function(loaded.devices, loaded.number, loaded.checking)
         self._turns[loaded.devices], *said = call(self._turn(loaded), *handles)
         over, *results = check(*said)
         made: list[Value] = []

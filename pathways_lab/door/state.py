@@ -89,7 +89,7 @@ class State:
         self._programs: dict[int, Loaded | Colocated] = {}
         self._slices: dict[tuple[int, ...], Slice] = {}
         self._prepared: dict[Any, Prepared] = {}
-        self._beside_on: dict[tuple[int | str, int], CompiledFunction] = {}
+        self._beside_on: dict[tuple[int, str, int], CompiledFunction] = {}
         self._turns: dict[tuple[int, ...], Handle] = {}
         self._numbers = itertools.count(_OWN)
 

@@ -65,9 +65,10 @@ def advice(scene: Scene, now: float) -> str:
     marks, seconds = scene.waited.seconds(start, end)
     names = ["", *(what.node for what in list(scene.catalogue)[1:])]  # the first is "several"
     best, said = max((WORTH, ""), _shared(scene, start, end))
+    behind = scene.late(now)
     for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
         here = (marks["top"] > low) & (marks["top"] < high)
-        late, word = _latest(scene, now, island)
+        late, word = _latest(scene, behind, end - start, island)
         # The devices of a late host are those that the others wait for.
         devices = sum(lane.island == island and lane.host != late for lane in scene.recent)
         spent = np.bincount(marks["kind"][here].astype(int), seconds[here], len(WAITS))
@@ -131,16 +132,16 @@ def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:
     return out
 
 
-def _latest(scene: Scene, now: float, island: str) -> tuple[str, str]:
+def _latest(scene: Scene, behind: dict[str, float], shown: float, island: str) -> tuple[str, str]:
     """The host of an island that ends computations later than others, and a word about it.
 
-    Both are "" where that is not worth one.
+    behind: by host, seconds by which it does.  shown: seconds.  Both are "" where that is not
+    worth one.
     """
-    start, end = scene.range(now)
     here = {host.name for host in scene.machine.hosts_of(island)}
-    late = {host: by for host, by in scene.late(now).items() if host in here}
+    late = {host: by for host, by in behind.items() if host in here}
     host = max(late, key=lambda host: late[host], default="")
-    if not host or late[host] < LATE * (end - start):
+    if not host or late[host] < LATE * shown:
         return "", ""
     by = duration(late[host], 2)
     return host, (
