@@ -1,6 +1,6 @@
 """One trunk for many clients, beside a copy for each of them on the same device.
 
-    python -m benchmarks.trunk [--clients 8] [--widths 256 3072] [--milliseconds 20 0]
+    python -m benchmarks.trunk [--clients 8] [--widths 256 3072 6144] [--milliseconds 20 0 0]
 
 Every client asks for one row through a model, two calls under way.  A small model holds the device
 for some milliseconds whatever the rows, as an accelerator does that reads its weights (emulated);
@@ -187,8 +187,8 @@ def main() -> None:
     """Measure, print, publish."""
     parser = arguments(__doc__, rounds=5, budget=3.0)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--widths", type=int, nargs="+", default=[256, 3072])
-    parser.add_argument("--milliseconds", type=float, nargs="+", default=[20.0, 0.0])
+    parser.add_argument("--widths", type=int, nargs="+", default=[256, 3072, 6144])
+    parser.add_argument("--milliseconds", type=float, nargs="+", default=[20.0, 0.0, 0.0])
     chosen = parser.parse_args()
     how, measured, notes = settings(chosen), Measured(), [""]
     for width, milliseconds in zip(chosen.widths, chosen.milliseconds, strict=True):

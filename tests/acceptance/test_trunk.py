@@ -93,6 +93,41 @@ def test_calls_of_several_clients_are_one_gang_and_each_has_its_own_results(
     assert guests[0].published == {"gpt": lab.name}
 
 
+def test_the_order_in_which_calls_come_makes_no_programs(lab: pw.Lab, guests: list[pw.Lab]) -> None:
+    on = lab.slice(1)
+    params = {"w": pw.device_put(WEIGHTS, on)}
+    handles = [pw.device_put(X, guest.slice(1)) for guest in guests]
+    with serve(lab, "gpt of three", layer, params, on=on, most=3, wait=60.0) as trunk:
+        calls = [guest.trunk("gpt of three") for guest in guests]
+        for gangs, order in enumerate(itertools.permutations(range(3))):
+            with ThreadPoolExecutor(3) as pool:
+                made = []
+                for place, number in enumerate(order, 1):
+                    made.append(pool.submit(calls[number], handles[number]))
+                    until(
+                        lambda gangs=gangs, place=place: (  # type: ignore[misc]
+                            trunk.gangs > gangs if place == 3 else trunk.waiting == place
+                        )
+                    )
+                for each in made:
+                    np.testing.assert_allclose(
+                        each.result()["y"].result(), layer({"w": WEIGHTS}, X)["y"], rtol=1e-5
+                    )
+        (compiled,) = trunk._joined._compiled.values()
+        assert len(compiled.repeats) == 1
+
+
+def test_a_slice_of_another_client_is_one_object_however_often_its_arrays_are_taken(
+    guests: list[pw.Lab],
+) -> None:
+    giver, taker = guests[0], guests[1]
+    x = pw.device_put(X, giver.slice(1))
+    giver.publish("twice", [x, x])
+    taken = [*taker.take("twice", wait=60), *taker.take("twice")]
+    assert {h.slice for h in taken} == {taken[0].slice}
+    giver.unpublish("twice")
+
+
 def test_adapters_of_unlike_ranks_go_together_and_have_their_own_gradients(
     guests: list[pw.Lab], trunk: ServingTrunk
 ) -> None:

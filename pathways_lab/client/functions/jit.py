@@ -36,7 +36,7 @@ from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.flat import FlatFunction
 from pathways_lab.client.functions.traced_function import Body
 from pathways_lab.client.lab import tags
-from pathways_lab.client.lab.devices import HostSlice, Slice
+from pathways_lab.client.lab.devices import HostSlice, OnSlices, Slice
 from pathways_lab.client.lab.run_options import Running
 from pathways_lab.client.program.graph import Prepared
 from pathways_lab.client.session import failures
@@ -99,7 +99,7 @@ class CompiledFunction:
         self.tag = tags.Tag.of(priority, data)
         self.slice = _inferred(on, in_shardings, out_shardings, self.name)
         self._bodies: dict[Any, Body] = {}
-        self.repeats: dict[Any, Any] = {}
+        self.repeats = OnSlices[Any, Any]()
         self._running = Running.of(keep, window)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +153,7 @@ class CompiledFunction:
         """The same function on another slice, by another name; what is traced is traced once."""
         other = object.__new__(CompiledFunction)
         vars(other).update(vars(self))
-        other.slice, other.name, other.repeats = on, name, {}
+        other.slice, other.name, other.repeats = on, name, OnSlices()
         return other
 
     @property

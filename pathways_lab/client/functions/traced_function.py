@@ -27,7 +27,7 @@ from pathways_lab.client.code.layouts import Requested
 from pathways_lab.client.functions import arguments, array_types, scopes
 from pathways_lab.client.functions.array_types import ArrayType, type_of
 from pathways_lab.client.lab import stats
-from pathways_lab.client.lab.devices import Slice, with_new
+from pathways_lab.client.lab.devices import OnSlices, Slice
 from pathways_lab.client.lab.run_options import USUAL, Running
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import PathwaysError
@@ -75,7 +75,7 @@ class Body:
         self.line = line or Line()
         self.requested = tuple(requested or (None,) * len(in_types))
         self.running = running
-        self.prepared: dict[Any, Any] = {}
+        self.prepared = OnSlices[Any, Any]()
         self.derived: dict[Any, Any] = {}
         self._executables: dict[Any, export.Executable] = {}
         stats.work.traced += 1
@@ -137,10 +137,6 @@ class Body:
     def _where(self, place: Slice) -> Any:
         """The part of a slice that code depends on: one code is for all slices of a shape."""
         return place if self._bound else (place.kind, place.axis_sizes)
-
-    def keep(self, key: Any, prepared: Any) -> None:
-        """A new program of one call; those on slices that were released are forgotten."""
-        self.prepared = with_new(self.prepared, key, prepared)
 
     def wanted(self, index: int, place: Slice) -> Layout | None:
         """The layout that the user asked for argument leaf *index*."""

@@ -19,7 +19,7 @@ import functools
 import html
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -131,6 +131,9 @@ class Slice:
     Use :attr:`mesh` wherever JAX takes a mesh, and ``on=slice`` in ``pw.jit``.
     """
 
+    ends = 0
+    """How many slices were released in this process."""
+
     def __init__(self, binding: SliceBinding, owner: Owner | None = None) -> None:
         self.binding = binding
         self.id = binding.slice
@@ -218,6 +221,7 @@ class Slice:
         JAX remembers meshes long after their last use, and would remember the lab with them.
         """
         self.released, self.owner, self.gone = True, None, gone
+        Slice.ends += 1
 
     def check(self) -> None:
         """Raises PathwaysError when it was released, or its lab is gone."""
@@ -366,12 +370,23 @@ _K = TypeVar("_K")
 _R = TypeVar("_R", bound=Releasable)
 
 
-def with_new(known: Mapping[_K, _R], key: _K, new: _R) -> dict[_K, _R]:
-    """The known entries and a new one, without those whose slices were released.
+class OnSlices(dict[_K, _R]):
+    """Entries that use slices: :meth:`add` drops those whose slices were released since the last.
 
-    A new dictionary: another thread may be looking through the old one.
+    Other threads may look entries up, or add some, at any time.  An addition costs the same
+    however many there are, as long as no slice is released.
     """
-    return {**{k: r for k, r in known.items() if not r.released}, key: new}
+
+    _ends = 0
+
+    def add(self, key: _K, new: _R) -> None:
+        """One more entry."""
+        if self._ends != (ends := Slice.ends):
+            self._ends = ends
+            for known, entry in [*self.items()]:
+                if entry.released:
+                    self.pop(known, None)
+        self[key] = new
 
 
 class SliceMaker(Protocol):

@@ -148,14 +148,15 @@ def _handles(
 
 
 def _place(session: Session, binding: SliceBinding) -> Slice:
-    """The slice of this name: of this client's own, or of another client's."""
-    known = session.connection.following.own(binding.slice)
+    """The slice of this number: of this client's own, or of another client's."""
+    following = session.connection.following
+    known = following.known(binding.slice)
     if known is not None:
+        following.bound(binding)
         return known
     on = Slice(binding)
-    session.connection.following.follow(on)
     on.taken, on.name = True, f"{on.name} of {binding.client}"
-    return on
+    return following.follow(on)
 
 
 class Kept(Mapping[str, Any]):

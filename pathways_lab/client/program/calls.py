@@ -22,7 +22,7 @@ from pathways_lab.client.code.layouts import Requested
 from pathways_lab.client.functions.array_types import ArrayType, host_type, no_array
 from pathways_lab.client.functions.jit import BoundCall, CompiledFunction
 from pathways_lab.client.functions.traced_function import Body
-from pathways_lab.client.lab.devices import Slice, with_new
+from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.graph import (
     Argument,
     CallNode,
@@ -63,7 +63,7 @@ class Immediate:
         handles = session.call(prepared, call.leaves)
         if key and None not in like and not function.has_static:
             again = _Repeat(prepared, call)
-            function.repeats = with_new(function.repeats, key, again)
+            function.repeats.add(key, again)
         return tree_unflatten(call.body.out_tree, handles)
 
     def record_move(self, leaf: Any, move: Any, name: str) -> Handle:
@@ -122,7 +122,7 @@ def _prepared(call: BoundCall, at: source_lines.Place | None) -> tuple[Prepared,
     known: Prepared | None = call.body.prepared.get(key)
     if known is None:
         known = prepare_call(call, place, call.body)
-        call.body.keep(key, known)
+        call.body.prepared.add(key, known)
     return known, session
 
 

@@ -34,7 +34,7 @@ from pathways_lab.client.code.source_lines import is_own
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.traced_function import read_from_outside
-from pathways_lab.client.lab.devices import Slice, with_new
+from pathways_lab.client.lab.devices import OnSlices, Slice
 from pathways_lab.client.program.capture import Capture
 from pathways_lab.client.program.graph import Prepared, Ref
 from pathways_lab.client.program.program import AHEAD, CapturedProgram, How, input_item
@@ -350,7 +350,7 @@ class CellProgram:
         self._how = how
         self._run = run
         self._on = on
-        self._captured: dict[Any, CapturedCell] = {}
+        self._captured = OnSlices[Any, CapturedCell]()
         self.last: CapturedCell | None = None
 
     def capture(self, values: Names) -> CapturedCell:
@@ -360,7 +360,7 @@ class CellProgram:
     @property
     def ready(self) -> tuple[Prepared, ...]:
         """The programs that runs of the cell have come to."""
-        return tuple(ready for cell in self._captured.values() for ready in cell.program.ready)
+        return tuple(ready for cell in [*self._captured.values()] for ready in cell.program.ready)
 
     def __call__(self, values: Names) -> Names:
         """Run the cell as one program.
@@ -379,7 +379,7 @@ class CellProgram:
         cell = self._captured.get(reads.key)
         if cell is None or cell.state != reads.state:
             cell = CapturedCell(self._run, values, reads, self.name, self._on, self._how)
-            self._captured = with_new(self._captured, reads.key, cell)
+            self._captured.add(reads.key, cell)
         self.last = cell
         return cell, reads
 

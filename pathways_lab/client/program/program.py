@@ -28,7 +28,7 @@ from pathways_lab.client.functions.arguments import Names, Numbers, Roles, broad
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.flat import with_static
 from pathways_lab.client.lab import tags
-from pathways_lab.client.lab.devices import Slice, VirtualDevice, with_new
+from pathways_lab.client.lab.devices import OnSlices, Slice, VirtualDevice
 from pathways_lab.client.lab.run_options import USUAL, Running
 from pathways_lab.client.lab.tags import Tag
 from pathways_lab.client.program import capture, fusing, mlir
@@ -284,7 +284,7 @@ class ProgramFunction:
         self._how = How.of(fuse, dispatch, Running.of(keep, window))
         self.tag = Tag.of(priority, data)
         self._roles = Roles(function, static_argnums, static_argnames)
-        self._captured: dict[Any, CapturedProgram] = {}
+        self._captured = OnSlices[Any, CapturedProgram]()
         self.last: CapturedProgram | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -298,7 +298,7 @@ class ProgramFunction:
     @property
     def ready(self) -> tuple[Prepared, ...]:
         """The programs that calls of it have come to."""
-        return tuple(ready for captured in self._captured.values() for ready in captured.ready)
+        return tuple(ready for captured in [*self._captured.values()] for ready in captured.ready)
 
     def capture(self, /, *args: Any, **kwargs: Any) -> CapturedProgram:
         """The captured program for these arguments, without running it."""
@@ -347,7 +347,7 @@ class ProgramFunction:
                 [item.slice if isinstance(item, Ref) else None for item in inputs],
             )
             program = CapturedProgram(captured, inputs, self._on, self._how, self.tag)
-            self._captured = with_new(self._captured, key, program)
+            self._captured.add(key, program)
         self.last = program
         return program, leaves
 

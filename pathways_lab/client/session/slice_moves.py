@@ -23,25 +23,23 @@ if TYPE_CHECKING:
 
 
 class Following:
-    """The slices of one connection that somebody still has."""
+    """The slices of one connection that somebody still has, its own and those of others."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slices: list[weakref.ref[Slice]] = []
+        self._slices: weakref.WeakValueDictionary[SliceId, Slice] = weakref.WeakValueDictionary()
 
-    def follow(self, on: Slice) -> None:
-        """Have the slice's binding changed when it gets other devices."""
+    def follow(self, on: Slice) -> Slice:
+        """Have a slice's binding changed when it gets other devices; the one that is known."""
         with self._lock:
-            known = [entry for entry in self._slices if entry() is not None]
-            self._slices = [*known, weakref.ref(on)]
+            return self._slices.setdefault(on.id, on)
 
-    def own(self, slice_id: SliceId) -> Slice | None:
-        """The slice of this number, if it is this client's own."""
-        found = (on for on in [entry() for entry in self._slices] if on is not None)
-        return next((on for on in found if on.id == slice_id and not on.taken), None)
+    def known(self, slice_id: SliceId) -> Slice | None:
+        """The slice of this number: one object, as long as somebody has it."""
+        return self._slices.get(slice_id)
 
     def bound(self, binding: SliceBinding) -> None:
         """A slice has these devices now, unless newer ones are known."""
-        for on in [entry() for entry in self._slices]:
-            if on is not None and on.id == binding.slice:
-                on.binding = max(on.binding, binding, key=lambda known: known.generation)
+        on = self.known(binding.slice)
+        if on is not None:
+            on.binding = max(on.binding, binding, key=lambda known: known.generation)

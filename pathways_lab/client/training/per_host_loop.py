@@ -54,7 +54,7 @@ def start(call: BoundCall, place: Slice, loop: Loop, tag: Tag = NOTHING) -> Any:
     if known is None:
         repeated = cast(Body, _Repeated(body, loop))
         known = prepare_call(call, place, repeated)
-        body.keep(key, known)
+        body.prepared.add(key, known)
     with beneath(tag.over(call.function.tag)):
         return jax.tree.unflatten(body.out_tree, session_of(place).run(known, call.leaves))
 

@@ -330,6 +330,8 @@ class ServingTrunk(Trunk):
     def _launch(self, now: float) -> None:
         together = self._lineup.take(now)
         asked = [self._waiting.pop(call.number) for call in together]
+        # Gangs of the same clients are one program, in whatever order their calls came.
+        asked.sort(key=lambda each: [handle.slice.id for handle in each.handles])
         try:
             made = self._joined(asked[0].what, [each.args for each in asked])
         except Exception as error:  # the user's function, for these arguments
