@@ -131,7 +131,7 @@ class Slice:
     Use :attr:`mesh` wherever JAX takes a mesh, and ``on=slice`` in ``pw.jit``.
     """
 
-    ends = 0
+    _ends = 0
     """How many slices were released in this process."""
 
     def __init__(self, binding: SliceBinding, owner: Owner | None = None) -> None:
@@ -221,7 +221,7 @@ class Slice:
         JAX remembers meshes long after their last use, and would remember the lab with them.
         """
         self.released, self.owner, self.gone = True, None, gone
-        Slice.ends += 1
+        Slice._ends += 1
 
     def check(self) -> None:
         """Raises PathwaysError when it was released, or its lab is gone."""
@@ -381,7 +381,7 @@ class OnSlices(dict[_K, _R]):
 
     def add(self, key: _K, new: _R) -> None:
         """One more entry."""
-        if self._ends != (ends := Slice.ends):
+        if self._ends != (ends := Slice._ends):
             self._ends = ends
             for known, entry in [*self.items()]:
                 if entry.released:
