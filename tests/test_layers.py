@@ -48,6 +48,7 @@ JAX_PRIVATE = {
     "runtime/jax_private.py": "the one door for everything that runs beside JAX",
     "runtime/jax_callbacks.py": "the same for callbacks, which are an idea of their own",
     "runtime/jax_modules.py": "the same for modules that other processes lowered",
+    "runtime/jax_ifrt.py": "the same for programs over several meshes",
     "runtime/jax_backends.py": "the same for a backend that comes after JAX's first use",
     "runtime/islands/jax_coordination.py": "a process that loads no more of JAX, to start quickly",
 }

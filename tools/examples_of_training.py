@@ -24,6 +24,17 @@ def error(y: Any, labels: Any) -> Any:
     return jnp.mean((y - labels) ** 2)
 
 
+@shows("pw.mpmd.load", "pw.mpmd.LoadedProgram")
+def loading(s: pw.Slice, t: pw.Slice, x: Any) -> None:
+    embed = pw.jit(lambda a: a + 1, on=s, name="embed")
+    head = pw.jit(lambda a: a.sum(), on=t, name="head")
+    printed = pw.program(lambda a: head(embed(a))).mlir(x)  # or of Shardy's own partitioner
+    step = pw.mpmd.load(printed, on={s.name: s, t.name: t})
+    (total,) = step(x)
+    assert float(total) == 36.0
+    assert step.in_shardings[0].mesh.size == 2
+
+
 @shows("pw.mpmd.named", "pw.mpmd.jit", "pw.mpmd.Step", "pw.mpmd.Fragment")
 def in_parts(s: pw.Slice, t: pw.Slice) -> None:
     encode, decode = pw.mpmd.named("encoder", dense), pw.mpmd.named("decoder", dense)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax.experimental import io_callback
 
 from pathways_lab.client.code import layouts
+from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
@@ -34,7 +35,7 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.door import strings
 from pathways_lab.door.callbacks import Remote, raise_said
 from pathways_lab.door.colocated_process import DROP, MESSAGE
-from pathways_lab.door.shardings import Placing, whole
+from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime.processes import child_process
 
 TYPE = "xla::ifrt::CustomCallProgram"

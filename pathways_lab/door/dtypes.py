@@ -5,6 +5,7 @@ Rule for maintainers: plain tables; what is in none of them is refused by name.
 
 from __future__ import annotations
 
+from pathways_lab.client.code.modules import dtype_of_word
 from pathways_lab.door.messages import message
 
 _KINDS = {
@@ -15,13 +16,6 @@ _KINDS = {
     "float8_e4m3": "F8E4M3", "float8_e4m3fn": "F8E4M3FN", "float8_e4m3b11fnuz": "F8E4M3B11FNUZ",
     "float8_e4m3fnuz": "F8E4M3FNUZ", "float8_e5m2": "F8E5M2", "float8_e5m2fnuz": "F8E5M2FNUZ",
     "float8_e8m0fnu": "F8E8M0FNU", "float4_e2m1fn": "F4E2M1FN", "string": "STRING",
-}  # fmt: skip
-
-_WORDS = {
-    "i1": "bool", "i2": "int2", "i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32",
-    "i64": "int64", "ui2": "uint2", "ui4": "uint4", "ui8": "uint8", "ui16": "uint16",
-    "ui32": "uint32", "ui64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32",
-    "f64": "float64", "complex<f32>": "complex64", "complex<f64>": "complex128",
 }  # fmt: skip
 
 
@@ -56,10 +50,7 @@ def token() -> object:
 
 def of_word(word: str) -> str:
     """JAX's name of an element type as MLIR writes it."""
-    if word in _WORDS:
-        return _WORDS[word]
-    name = word.lower()
-    for known in _KINDS:
-        if known.replace("float", "f", 1).replace("_", "") == name != "string":
-            return known
+    name = dtype_of_word(word)
+    if name in _KINDS:
+        return name
     raise UnknownType(f"arrays of the type {word} are not served")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
@@ -28,7 +29,7 @@ from pathways_lab.door.colocated import Colocated
 from pathways_lab.door.messages import message
 from pathways_lab.door.programs import Loaded
 from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
-from pathways_lab.door.shardings import Placing, whole
+from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import DONATE, State, all_ended
 from pathways_lab.door.strings import Strings
 from pathways_lab.door.values import Failed, Value, Whole

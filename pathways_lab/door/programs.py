@@ -18,15 +18,10 @@ import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
-import jax
-from jax import export as jax_export
-from jax.core import ShapedArray
-from jax.sharding import AbstractMesh, NamedSharding
-
-from pathways_lab.client.code import pickling
+from pathways_lab.client.code import modules, pickling, tiles
 from pathways_lab.client.code.export import PLATFORMS, Executable
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.lab.devices import Slice
@@ -38,12 +33,10 @@ from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime import jax_callbacks, jax_modules, jax_private
 from pathways_lab.runtime.arrays import dtype_of, element_of
-from pathways_lab.runtime.devices import spec_of
 
 _FOREIGN = frozenset(("CustomSPMDPartitioning", "InspectSharding"))
 """Custom calls that point into the memory of the client's process."""
 _CALLBACK = "callback"
-_EXPORTED = jax_export.Exported
 _LONGEST = 2000
 """Characters of what MLIR says of a module."""
 
@@ -149,8 +142,8 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
         *_fitting(_with(moved_outs, read.outputs), outs, len(devices)),
     ]
     settled = [
-        shardings.whole(len(devices), len(kind.shape)) if layout is None
-        else shardings.canonical(layout)
+        tiles.whole(len(devices), len(kind.shape)) if layout is None
+        else tiles.canonical(layout)
         for layout, kind in zip(named, (*ins, *outs), strict=True)
     ]  # fmt: skip
     in_layouts, out_layouts = tuple(settled[: len(ins)]), tuple(settled[len(ins) :])
@@ -169,7 +162,7 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
         blob = _calling(module, blob, remote, ends, said.tokens)
     results = len(outs)
     if ends:
-        outs, out_layouts = (ArrayType((), "bool"),), (shardings.whole(len(devices), 0),)
+        outs, out_layouts = (ArrayType((), "bool"),), (tiles.whole(len(devices), 0),)
     out_stacks = (*stacks.outputs, False) if ends else stacks.outputs
     in_placings = _placings(devices, in_layouts, stacks.inputs, moved_ins)
     out_placings = _placings(devices, out_layouts, out_stacks, moved_outs)
@@ -294,50 +287,15 @@ def _export(
     name: str,
     ins: tuple[ArrayType, ...],
     outs: tuple[ArrayType, ...],
-    named: list[Layout | None],
+    placed: Sequence[Layout | None],
     devices: int,
     platform: str,
 ) -> bytes:
     """The module as ``jax.export`` would have written it."""
-    placed: list[Any] = [_named(layout) for layout in named]
-    # JAX before 0.11 has a field that says that these are no older kind of shardings.
-    older: Any = dict.fromkeys({"_has_named_shardings"} & {f.name for f in fields(_EXPORTED)}, True)
-    made = _EXPORTED(
-        fun_name=name,
-        in_tree=jax.tree.structure((tuple(ins), {}), is_leaf=lambda x: isinstance(x, ArrayType)),
-        in_avals=tuple(map(_aval, ins)),
-        out_tree=jax.tree.structure(list(outs), is_leaf=lambda x: isinstance(x, ArrayType)),
-        out_avals=tuple(map(_aval, outs)),
-        **older,
-        _in_named_shardings=tuple(placed[: len(ins)]),
-        _out_named_shardings=tuple(placed[len(ins) :]),
-        in_shardings_hlo=(None,) * len(ins),
-        out_shardings_hlo=(None,) * len(outs),
-        nr_devices=devices,
-        platforms=(platform,),
-        ordered_effects=(),
-        unordered_effects=(),
-        disabled_safety_checks=(),
-        mlir_module_serialized=module,
-        calling_convention_version=jax_export.maximum_supported_calling_convention_version,
-        module_kept_var_idx=tuple(range(len(ins))),
-        uses_global_constants=False,
-        _get_vjp=None,
-    )
+    made = modules.exported(module, name, ins, outs, placed, devices, platform)
     try:
         return bytes(made.serialize())
     except KeyError as unknown:
         dtype = unknown.args[0]
         text = f"computations that take or return arrays of {dtype}: jax.export cannot write it"
         raise Status(UNIMPLEMENTED, text) from None
-
-
-def _aval(kind: ArrayType) -> ShapedArray:
-    return ShapedArray(kind.shape, dtype_of(kind.dtype))
-
-
-def _named(layout: Layout | None) -> NamedSharding | None:
-    if layout is None:
-        return None
-    sizes, names = [size for _, size in layout.mesh], [name for name, _ in layout.mesh]
-    return NamedSharding(AbstractMesh(tuple(sizes), tuple(names)), spec_of(layout))

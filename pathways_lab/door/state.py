@@ -17,6 +17,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from pathways_lab.client.code.tiles import Inexpressible
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
@@ -43,7 +44,7 @@ from pathways_lab.door.server import (
     Status,
     log,
 )
-from pathways_lab.door.shardings import Inexpressible, Placing
+from pathways_lab.door.shardings import Placing
 from pathways_lab.door.values import Value
 
 _OWN = 1 << 60

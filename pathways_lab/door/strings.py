@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
-from pathways_lab.door.shardings import Placing, whole
+from pathways_lab.door.shardings import Placing
 from pathways_lab.door.values import Value
 from pathways_lab.runtime.arrays import index
 

@@ -23,13 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways_lab.client.code import layouts
+from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program import calls
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.door.shardings import Placing, placing_of_boxes, whole
+from pathways_lab.door.shardings import Placing, placing_of_boxes
 from pathways_lab.runtime.arrays import index
 
 _SECONDS = 1.0

@@ -16,12 +16,13 @@ from jax._src.interpreters import mlir
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
+from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.door import server, shardings, state
 from pathways_lab.door.messages import message
 from pathways_lab.door.server import EXHAUSTED, INVALID, NOT_FOUND, UNIMPLEMENTED, Buffers, Status
 from pathways_lab.door.session import Session
-from pathways_lab.door.shardings import Placing, whole
+from pathways_lab.door.shardings import Placing
 from tests.door.labs import MadeUp
 from tests.door.requests import (
     KIND,

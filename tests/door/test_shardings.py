@@ -12,20 +12,17 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 
+from pathways_lab.client.code.tiles import Inexpressible, canonical, layout_of_tiles, whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program.layout import Layout, boxes
 from pathways_lab.door.messages import message
 from pathways_lab.door.shardings import (
-    Inexpressible,
     Placing,
-    canonical,
-    layout_of_tiles,
     op_sharding,
     placing_of,
     placing_of_op,
     reordered,
     sharding_proto,
-    whole,
 )
 
 ENTRIES = (None, "x", "y", "z", ("x", "y"), ("y", "x"), ("x", "z"), ("z", "x", "y"))

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.door.server import Status
-from pathways_lab.door.shardings import Placing, whole
+from pathways_lab.door.shardings import Placing
 from pathways_lab.door.values import Failed, Joined, Value, Whole, joined, rearranged, shards
 
 KIND = ArrayType((4, 2), "int32")
