@@ -21,16 +21,27 @@ from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.graph import Argument, CallNode, Prepared, Ref, prepare
+from pathways_lab.client.program.ifrt import LoadedProgram
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.program import Line
-from pathways_lab.door import colocated, dtypes, options, programs, shardings, strings, values
+from pathways_lab.door import (
+    colocated,
+    dtypes,
+    options,
+    over_meshes,
+    programs,
+    shardings,
+    strings,
+    values,
+)
 from pathways_lab.door.colocated import Colocated
 from pathways_lab.door.messages import message
+from pathways_lab.door.over_meshes import OverMeshes
 from pathways_lab.door.programs import Loaded
 from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
 from pathways_lab.door.shardings import Placing
-from pathways_lab.door.state import DONATE, State, all_ended
+from pathways_lab.door.state import DONATE, Function, State, all_ended
 from pathways_lab.door.strings import Strings
 from pathways_lab.door.values import Failed, Value, Whole
 
@@ -41,6 +52,10 @@ class Functions(State):
     def _compile_request(self, request: Any, reply: Reply) -> Any:
         if request.program.type_name == colocated.TYPE:
             return self._compiled(self._colocated(request.program.data))
+        if request.program.type_name == over_meshes.TYPE:
+            loaded = over_meshes.load(request.program.data, request.compile_options.data)
+            loaded.on(self.slice_of, ())  # what hosts cannot run is refused now
+            return self._compiled(loaded)
         if request.program.type_name != "xla::ifrt::XlaProgram":
             kind = request.program.type_name
             raise Status(UNIMPLEMENTED, f"compile_request: programs of the kind {kind!r}")
@@ -74,7 +89,7 @@ class Functions(State):
             said.name, devices, number, remote, in_kinds, in_placings, out_kinds, out_placings
         )
 
-    def _compiled(self, loaded: Loaded | Colocated) -> Any:
+    def _compiled(self, loaded: Function) -> Any:
         number = self._new(0)
         devices = loaded.devices
         self._programs[number] = loaded
@@ -87,11 +102,17 @@ class Functions(State):
         )
         made.device_ids.extend(devices)
         made.addressable_device_ids.extend(devices)
-        made.mpmd_addressable_devices_error.code = UNIMPLEMENTED
-        made.mpmd_addressable_devices_error.message = "this is a program of one mesh"
+        if isinstance(loaded, OverMeshes):
+            made.mpmd_addressable_devices.SetInParent()
+            by_mesh = made.mpmd_addressable_devices.mpmd_addressable_devices
+            for name, named in loaded.meshes.items():
+                by_mesh[name].mpmd_addressable_device_ids.extend(named)
+        else:
+            made.mpmd_addressable_devices_error.code = UNIMPLEMENTED
+            made.mpmd_addressable_devices_error.message = "this is a program of one mesh"
         return made
 
-    def _program(self, number: int) -> Loaded | Colocated:
+    def _program(self, number: int) -> Function:
         loaded = self._programs.get(number)
         if loaded is None:
             raise Status(NOT_FOUND, f"there is no executable {number}")
@@ -138,8 +159,8 @@ class Functions(State):
         self, request: Any, reply: Reply
     ) -> None:
         loaded = self._program(request.loaded_executable_handle)
-        if isinstance(loaded, Colocated):
-            raise Status(UNIMPLEMENTED, "colocated Python has no text")
+        if not isinstance(loaded, Loaded):
+            raise Status(UNIMPLEMENTED, f"{loaded.name} is no program of one mesh: it has no text")
 
         async def told() -> Any:
             made = message("LoadedExecutableHumanReadableProgramTextResponse")()
@@ -167,6 +188,7 @@ class Functions(State):
         gone = request.loaded_executable_handle
         self._forget(gone)
         self._prepared = {key: p for key, p in self._prepared.items() if key[0] != gone}
+        self._over = {key: p for key, p in self._over.items() if key[0] != gone}
         return message("LoadedExecutableDestructResponse")()
 
     def _forget(self, number: int) -> None:
@@ -231,7 +253,7 @@ class Functions(State):
             made.status_handle = self._future(all_ended(made_all))
         return made
 
-    def _run(self, request: Any, loaded: Loaded | Colocated) -> list[Value]:
+    def _run(self, request: Any, loaded: Function) -> list[Value]:
         """One call: one gang, whatever it takes and returns."""
         kept = set(request.execute_options.non_donatable_input_indices)
         given = [self._value(number) for number in request.args_handles]
@@ -245,15 +267,23 @@ class Functions(State):
             if isinstance(loaded, Colocated):
                 return self._run_beside(loaded, given)
             handles = [value.handle() for value in given]
-            prepared = self._prepare(request.loaded_executable_handle, loaded, handles, overwritten)
-            made = self._lab.session.call(prepared, handles)
+            number = request.loaded_executable_handle
+            if isinstance(loaded, OverMeshes):
+                made = self._over_meshes(number, loaded, overwritten)(*handles)
+            else:
+                prepared = self._prepare(number, loaded, handles, overwritten)
+                made = self._lab.session.call(prepared, handles)
         except (PathwaysError, Status) as error:
             results: list[Value] = [
                 Failed(kind, placing, error)
                 for kind, placing in zip(loaded.out_kinds, loaded.out_placings, strict=True)
             ]
         else:
-            if loaded.reorders:
+            if isinstance(loaded, OverMeshes):
+                passed = set(map(id, made))
+                for value, handle in zip(given, handles, strict=True):
+                    value.shared = value.shared or id(handle) in passed
+            elif loaded.reorders:
                 # A gang's results are on its own slice, whose devices have one order.
                 made = list(map(self._as_placed, made, loaded.out_placings))
             results = list(map(Whole, loaded.out_kinds, loaded.out_placings, made))
@@ -283,6 +313,15 @@ class Functions(State):
                 made.append(Whole(kind, placing, values.moved(handle, placing, self)))
         whether = Placing(loaded.devices, whole(len(loaded.devices), 0))
         return [*made, Whole(ArrayType((), "bool"), whether, over)]
+
+    def _over_meshes(
+        self, number: int, loaded: OverMeshes, overwritten: tuple[int, ...]
+    ) -> LoadedProgram:
+        key = number, overwritten
+        known = self._over.get(key)
+        if known is None or any(on.released or on.state == "lost" for on in known.slices):
+            known = self._over[key] = loaded.on(self.slice_of, overwritten)
+        return known
 
     def _as_placed(self, handle: Handle, placing: Placing) -> Handle:
         return values.moved(handle, placing, self)

@@ -29,6 +29,8 @@ _ROOTS = (
     SERVICE,
     "xla/python/ifrt/sharding_serdes.proto",
     "xla/python/ifrt/custom_call_program.proto",
+    "xla/python/ifrt/ir/ifrt_ir_program.proto",
+    "xla/python/ifrt/ir/ifrt_ir_compile_options.proto",
     "xla/python/pjrt_ifrt/xla_sharding.proto",
     "xla/python/pjrt_ifrt/xla_compiler.proto",
 )

@@ -23,6 +23,7 @@ from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.program.graph import Prepared
+from pathways_lab.client.program.ifrt import LoadedProgram
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.array_types import shard_bytes
@@ -30,6 +31,7 @@ from pathways_lab.core.program.program import Line
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.door import dtypes, shardings, strings
 from pathways_lab.door.colocated import Beside, Colocated
+from pathways_lab.door.over_meshes import OverMeshes
 from pathways_lab.door.programs import Loaded, Remotely
 from pathways_lab.door.server import (
     CANCELLED,
@@ -55,6 +57,8 @@ _SLICES = 1 << 12
 """Most sequences of devices that a client computes on."""
 DONATE = 3
 """ARRAY_COPY_SEMANTICS_DONATE_INPUT."""
+
+Function = Loaded | Colocated | OverMeshes
 
 
 class State:
@@ -87,7 +91,8 @@ class State:
         self._unmade: dict[int, Status] = {}
         self._deleted: set[int] = set()
         self._futures: dict[int, Coroutine[Any, Any, Any] | None] = {}
-        self._programs: dict[int, Loaded | Colocated] = {}
+        self._programs: dict[int, Function] = {}
+        self._over: dict[tuple[int, tuple[int, ...]], LoadedProgram] = {}
         self._slices: dict[tuple[int, ...], Slice] = {}
         self._prepared: dict[Any, Prepared] = {}
         self._beside_on: dict[tuple[int, str, int], CompiledFunction] = {}

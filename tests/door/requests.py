@@ -53,6 +53,47 @@ class Code:
     places: tuple[Placing, ...]
     results: int = 1
     donated: tuple[int, ...] = ()
+    meshes: bool = False
+
+    @property
+    def program(self) -> tuple[str, bytes]:
+        """Its kind, and as it travels."""
+        if not self.meshes:
+            return "xla::ifrt::XlaProgram", self.module
+        made = message("IfrtIrProgramProto")(ifrt_program=self.module)
+        return "xla::ifrt::IfrtIRProgram", bytes(made.SerializeToString())
+
+    @property
+    def options(self) -> tuple[str, bytes]:
+        """Compile options that name the devices."""
+        if not self.meshes:
+            return "xla::ifrt::XlaCompileOptions", options_of(self.devices)
+        made = message("IfrtIrCompileOptionsProto")(device_ids=self.devices)
+        return "xla::ifrt::IfrtIRCompileOptions", bytes(made.SerializeToString())
+
+
+_SIZE = "x".join(map(str, KIND.shape))
+_FROM, _TO = (
+    f"!ifrt.array<tensor<{_SIZE}xf32>, #ifrt.sharding_param<1x1 to [0] on 1>, [{n}]>"
+    for n in (0, 1)
+)
+MESHES = f"""
+module @jit_over {{
+  func.func public @main(%x: {_FROM}) -> {_TO} attributes {{ifrt.function}} {{
+    %y, %c = ifrt.CopyArrays(%x) : ({_FROM}) -> {_TO}
+    %z, %d = ifrt.Call @twice::@main(%y) on devices [1] {{ifrt.mesh_name = "there"}}
+      : ({_TO}) -> {_TO}
+    return %z : {_TO}
+  }}
+  module @twice attributes {{sym_visibility = "private"}} {{
+    func.func @main(%x: tensor<{_SIZE}xf32>) -> tensor<{_SIZE}xf32> {{
+      %0 = stablehlo.add %x, %x : tensor<{_SIZE}xf32>
+      return %0 : tensor<{_SIZE}xf32>
+    }}
+  }}
+}}
+"""
+"""IFRT IR: a copy to another device, and a fragment there."""
 
 
 def placings(kind: ArrayType) -> list[Placing]:
@@ -70,7 +111,7 @@ def _cut(ndim: int) -> Layout:
 
 @functools.cache
 def codes() -> tuple[Code, ...]:
-    """Programs: on one device, on two, with a donation, with a callback that nobody answers."""
+    """Programs: on one device, on two, with a donation, over meshes, with a callback."""
     struct = jax.ShapeDtypeStruct(KIND.shape, jnp.float32)
     mesh = NamedSharding(AbstractMesh((2,), ("d",)), PartitionSpec("d"))
     cut = jax.ShapeDtypeStruct(KIND.shape, jnp.float32, sharding=mesh)
@@ -100,6 +141,7 @@ def codes() -> tuple[Code, ...]:
         ),
         Code("halves", module(halves, cut), (0, 1), (Placing((0, 1), _cut(2)),)),
         Code("none", module(lambda: jnp.arange(3)), (3,), ()),
+        Code("meshes", MESHES.encode(), (1, 2), (Placing((1,), whole(1, 2)),), meshes=True),
         Code("asks", artefact(parsed), (1,), (Placing((1,), whole(1, 2)),)),
     )  # fmt: skip
 
@@ -410,13 +452,12 @@ class Requests:
     def compile(code: Code) -> Any:
         """A request to compile it."""
         made = message("CompileRequest")()
-        made.program.type_name, made.program.data = "xla::ifrt::XlaProgram", code.module
-        made.compile_options.type_name = "xla::ifrt::XlaCompileOptions"
-        made.compile_options.data = options_of(code.devices)
+        made.program.type_name, made.program.data = code.program
+        made.compile_options.type_name, made.compile_options.data = code.options
         return made
 
     def _learn_compile(self, asked: Any, answer: Any) -> None:
-        known = [code for code in codes() if code.module == asked.program.data]
+        known = [code for code in codes() if code.program[1] == asked.program.data]
         where = tuple(answer.device_ids)
         for code in known:
             if code.devices == where:
@@ -447,7 +488,8 @@ class Requests:
         for output in answer.outputs:
             self._learned(output.array_handle, output)
         if code.name != "none" and asked.result_array_handle:
-            place = code.places[0] if code.name != "asks" else Placing((1,), whole(1, 2))
+            elsewhere = {"asks": (1,), "meshes": (2,)}.get(code.name)
+            place = Placing(elsewhere, whole(1, 2)) if elsewhere else code.places[0]
             self.arrays[asked.result_array_handle[0]] = KIND, place
         self.futures += [n for n in (asked.result_status_handle, answer.status_handle) if n]
 

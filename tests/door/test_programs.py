@@ -12,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 import pathways_lab as pw
 from pathways_lab.timeline.records import Span
+from tests.pipeline.test_load import TWO_MESHES
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -39,6 +41,11 @@ def lab() -> Iterator[pw.Lab]:
 
 def pids(lab: pw.Lab) -> list[int]:
     return [host.pid for island in lab.islands for host in island.hosts]
+
+
+def gangs(lab: pw.Lab) -> list[Span]:
+    """Those of all clients, as far as their records have come."""
+    return [r for r in lab.timeline.records if isinstance(r, Span) and r.kind == "gang"]
 
 
 def begin(script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -74,8 +81,7 @@ def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
     assert [first, second] == plain
     assert [unexpected(err) for _, err in said[:2]] == [[], []]
     assert first != second
-    gangs = [r for r in lab.timeline.records if isinstance(r, Span) and r.kind == "gang"]
-    assert len({gang.client for gang in gangs}) == 2
+    assert len({gang.client for gang in gangs(lab)}) == 2
 
 
 LIBRARIES = {
@@ -102,6 +108,27 @@ def test_libraries_over_jax_compute_on_the_lab_as_on_cpu_devices(lab, tmp_path, 
     (there, _), (here, _) = said
     assert there == here
     assert there.count("\n") > 3
+
+
+def test_a_program_over_several_meshes_is_one_run(lab, tmp_path):
+    """Compiled and called as Shardy's own front does it; each mesh is on an island of its own."""
+    file = tmp_path / "train.mlir"
+    file.write_text(TWO_MESHES)
+    earlier = {gang.run for gang in gangs(lab)}
+    with lab.door() as variables:
+        script = begin("with_meshes.py", str(file), **variables)
+        out, err = script.communicate(timeout=120)
+    assert script.returncode == 0, err
+    *calls, places = out.splitlines()
+    w, x = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
+    for call in calls:
+        y, w = 2 * (x @ w), w - x @ w
+        assert call == f"{y.tolist()} {w.tolist()} True False"
+    assert (len(calls), places) == (2, "[True, True]")
+    wanted = {"forward", "double", "update"}
+    until(lambda: sum(g.node in wanted for g in gangs(lab) if g.run not in earlier) == 6)
+    runs = {gang.run for gang in gangs(lab) if gang.node in wanted and gang.run not in earlier}
+    assert len(runs) == 2
 
 
 def test_callbacks_run_in_the_script(lab):

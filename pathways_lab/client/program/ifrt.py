@@ -22,8 +22,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from pathways_lab.client.code import layouts, modules, tiles
+from pathways_lab.client.code import modules, tiles
 from pathways_lab.client.code.export import PLATFORMS
+from pathways_lab.client.code.layouts import sharding_of
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
@@ -40,14 +41,20 @@ class LoadedProgram(ProgramFunction):
     """A partitioned program on slices: it takes flat arrays and returns a list of handles.
 
     in_shardings, out_shardings: where each array is wanted, and each result is.
+    layouts: of the module's values.
     lowered: what upstream lowered; the program is called like its function, and without it flat.
     """
 
     def __init__(
-        self, read: MeshProgram, slices: Mapping[Devices, Slice], name: str, lowered: Any = None
+        self,
+        read: MeshProgram,
+        slices: Mapping[Devices, Slice],
+        layouts: Sequence[Layout],
+        name: str,
+        lowered: Any = None,
     ) -> None:
-        self._read, self._slices, self._lowered = read, slices, lowered
-        self._layouts = [_layout(value, slices[value.devices]) for value in read.values]
+        self._read, self._slices, self._layouts = read, slices, layouts
+        self._lowered = lowered
         self._last_read: dict[int, int] = {}
         for at, step in enumerate(read.steps):
             self._last_read.update(dict.fromkeys(step.inputs, at))
@@ -60,6 +67,11 @@ class LoadedProgram(ProgramFunction):
         self.out_shardings = [self._sharding(number) for number in read.outputs]
         walk = self._walk if lowered is None else self._walk_as_lowered
         super().__init__(walk, name=name or read.name)
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """Those that it runs on."""
+        return tuple(self._slices.values())
 
     def _walk_as_lowered(self, *args: Any) -> Any:
         lowered = self._lowered
@@ -93,7 +105,7 @@ class LoadedProgram(ProgramFunction):
         return [values[number] for number in read.outputs]
 
     def _sharding(self, number: int) -> NamedSharding:
-        return layouts.sharding_of(self._layouts[number], self._slices[self._devices(number)])
+        return sharding_of(self._layouts[number], self._slices[self._devices(number)])
 
     def _devices(self, number: int) -> Devices:
         return self._read.values[number].devices
@@ -109,7 +121,7 @@ class LoadedProgram(ProgramFunction):
         )
         numbers = (*step.inputs, *step.outputs)
         placed = tuple(self._layouts[number] for number in numbers)
-        kinds = tuple(_type(read.values[number]) for number in numbers)
+        kinds = tuple(type_of(read.values[number]) for number in numbers)
         return self._function(step.fragment, step.devices, donated, kinds, placed, len(step.inputs))
 
     def _told(self, fragment: str, devices: Devices) -> str:
@@ -132,7 +144,7 @@ class LoadedProgram(ProgramFunction):
             self._read.fragments[fragment], fragment, kinds[:inputs], kinds[inputs:], placed,
             len(devices), PLATFORMS.get(on.kind, on.kind),
         )  # fmt: skip
-        shardings = [layouts.sharding_of(layout, on) for layout in placed]
+        shardings = [sharding_of(layout, on) for layout in placed]
         return CompiledFunction(
             exported.call, on=on, name=self._told(fragment, devices), donate_argnums=donated,
             in_shardings=tuple(shardings[:inputs]), out_shardings=shardings[inputs:],
@@ -164,7 +176,11 @@ def load(module: Any, on: On, *, name: str = "") -> LoadedProgram:
     try:
         read = jax_ifrt.read(module)
         slices = _slices(read, on, _meshes(lowered))
-        return LoadedProgram(read, slices, name, lowered)
+        # In words of the slices' own axes, where they can say it.
+        layouts = [
+            tiles.over(layout_of(value), slices[value.devices].axis_sizes) for value in read.values
+        ]
+        return LoadedProgram(read, slices, layouts, name, lowered)
     except (ValueError, KeyError) as error:
         raise failures.capture_failure(
             f"a partitioned program cannot be loaded: {error}",
@@ -211,14 +227,14 @@ def _slices(read: MeshProgram, on: On, meshes: Mapping[Devices, str]) -> dict[De
     return found
 
 
-def _type(value: jax_ifrt.Array) -> ArrayType:
+def type_of(value: jax_ifrt.Array) -> ArrayType:
+    """The type of a value.  Raises ValueError for elements that JAX does not have."""
     dtype = modules.dtype_of_word(value.word)
     if dtype is None:
         raise ValueError(f"arrays of the type {value.word}")
     return ArrayType(value.shape, dtype)
 
 
-def _layout(value: jax_ifrt.Array, on: Slice) -> Layout:
-    """In words of the slice's own axes, where they can say it."""
-    found = tiles.layout_of_tiles(value.tiles, len(value.devices), len(value.shape))
-    return tiles.over(found, on.axis_sizes)
+def layout_of(value: jax_ifrt.Array) -> Layout:
+    """How a value lies on its devices.  Raises ValueError for what no mesh can express."""
+    return tiles.layout_of_tiles(value.tiles, len(value.devices), len(value.shape))
