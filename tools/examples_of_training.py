@@ -131,6 +131,7 @@ def comparing(lab: pw.Lab) -> None:
 
 
 @shows(
+    "pw.pipeline.Comparison",
     "pw.pipeline.gpipe", "pw.pipeline.one_forward_one_backward", "pw.pipeline.interleaved",
     "pw.pipeline.circular", "pw.pipeline.eager_one_forward_one_backward",
     "pw.pipeline.zero_bubble", "pw.pipeline.zero_bubble_h2", "pw.pipeline.dual_pipe_v",
@@ -152,3 +153,6 @@ def scheduling() -> None:
     assert bubbles[0] == bubbles[1] > bubbles[3]
     own = pw.pipeline.Schedule.read("mine", "F0 F1 .  B0 B1\n.  F0 B0 F1 B1")  # type: ignore[attr-defined]
     assert own.problem() is None
+    # By comparison: the oldest microbatch first.
+    oldest = pw.pipeline.Comparison(lambda task, other: task.microbatch < other.microbatch)  # type: ignore[attr-defined]
+    assert callable(oldest.before)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathways_lab.pipeline.islands import DataParallel, data_parallel
     from pathways_lab.pipeline.schedule import Costs, Schedule, Table, Task
     from pathways_lab.pipeline.schedules import (
+        Comparison,
         circular,
         dual_pipe_v,
         eager_one_forward_one_backward,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Comparison",
     "Costs",
     "DataParallel",
     "Pipeline",
@@ -59,6 +61,7 @@ _HOMES = {
     **dict.fromkeys(("Costs", "Schedule", "Table", "Task"), "schedule"),
     **dict.fromkeys(
         (
+            "Comparison",
             "circular",
             "dual_pipe_v",
             "eager_one_forward_one_backward",

@@ -30,7 +30,7 @@ from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
 from pathways_lab.pipeline.mpmd.marks import named
 from pathways_lab.pipeline.mpmd.step import jit as mpmd_jit
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
-from pathways_lab.pipeline.schedules import called
+from pathways_lab.pipeline.schedules import Named, called
 
 State = tuple[PartState, ...]
 """Per stage: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
@@ -146,7 +146,7 @@ def pipeline(
     loss: Callable[[Any, Any], Any],
     optimizer: Any,
     example: Any,
-    schedule: str | Schedule = "1f1b",
+    schedule: Named = "1f1b",
     microbatches: int | None = None,
     costs: Sequence[float] | None = None,
     batch: PartitionSpec | None = None,
@@ -167,7 +167,8 @@ def pipeline(
     optimizer: with optax's ``init`` and ``update``.
     example: one microbatch of inputs, or its types, for estimating costs.
     schedule: ``"gpipe"``, ``"circular"``, ``"1f1b"``, ``"eager-1f1b"``, ``"interleaved"``,
-        ``"zero-bubble"``, ``"zb-h2"``, ``"dualpipev"``, or a :class:`Schedule` of one's own.
+        ``"zero-bubble"``, ``"zb-h2"``, ``"dualpipev"``, a :class:`Schedule` of one's own, or a
+        :class:`Comparison`.
     microbatches: default: four for each stage.
     costs: by layer, measured or guessed, in any unit; default: estimated.
     batch: how inputs and activations are cut over a slice's mesh; default: the

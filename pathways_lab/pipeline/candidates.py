@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.client.lab.devices import Slice
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.mpmd.step import Step
-from pathways_lab.pipeline.schedule import Schedule
-from pathways_lab.pipeline.schedules import SCHEDULES
+from pathways_lab.pipeline.schedules import SCHEDULES, Named
 
 SCHEDULE, MICROBATCHES, CUT, PLACEMENT = OVER = ("schedule", "microbatches", "cut", "placement")
 """Names of what ways may differ in."""
@@ -31,22 +31,35 @@ Layout = tuple[tuple[str, Slice], ...]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """schedule: its name; None: in the order of the code.  microbatches: None: as it was."""
+    """schedule: None: in the order of the code.  microbatches: None: as it was."""
 
-    schedule: str | None
+    schedule: Named | None
     microbatches: int | None
     layout: Layout
 
     def __str__(self) -> str:
         many = "" if self.microbatches is None else f", {self.microbatches} microbatches"
-        return f"{self.schedule or 'as written'}{many}"
+        own = self.schedule
+        told = own if own is None or isinstance(own, str) else own.name
+        return f"{told or 'as written'}{many}"
 
 
 def ways(step: Step, over: Collection[str]) -> list[Way]:
-    """All ways of a step; its own comes first.  over: of :data:`OVER`."""
-    own = step.schedule.name if isinstance(step.schedule, Schedule) else step.schedule
+    """All ways of a step; its own comes first.  over: of :data:`OVER`.
+
+    Raises PathwaysError for a step with a schedule for each tower.
+    """
+    own = step.schedule
+    if isinstance(own, Mapping):
+        raise PathwaysError(
+            Failure(
+                "refused",
+                f"step {step.name!r} has a schedule for each tower, and one for all is searched",
+                "give the step one schedule, or None",
+            )
+        )
     count = step.microbatches
-    schedules = [own, *SCHEDULES] if SCHEDULE in over else [own]
+    schedules: list[Named | None] = [own, *SCHEDULES] if SCHEDULE in over else [own]
     counts = [count]
     if MICROBATCHES in over and count is not None:
         counts += [count * 2, count // 2, count * 4, count // 4]

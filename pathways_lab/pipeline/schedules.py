@@ -1,4 +1,4 @@
-"""The known schedules: GPipe, circular, 1F1B and its eager and interleaved kinds, zero-bubble.
+"""The known schedules: GPipe, circular, 1F1B and its kinds, zero-bubble; and by comparison.
 
 Problem: each is a paper with pictures; here each is a function that returns a
 table, so that they can be put side by side.
@@ -14,7 +14,11 @@ arXiv 2105.04663); Zhuang et al. 2022 (eager 1F1B: arXiv 2211.05322).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.schedule import KINDS, Kind, Schedule, Task, tasks
@@ -209,23 +213,105 @@ _CHUNKED: dict[str, Callable[[int, int, int], Schedule]] = {
 """Those with several stages on a slice, by how many."""
 
 
-def called(given: str | Schedule, slices: int, microbatches: int) -> Schedule:
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A schedule by comparison: of the tasks that a slice can do, it does the one that goes first.
+
+    before: ``before(task, other)``, whether *task* goes before *other*; of two that go before
+        neither, the one that could be done earlier.
+    split: gradients of parameters are tasks of their own (``"weight"``).
+    name: for people.
+
+    Each task counts as one unit of time, and can be done when those are over whose results it
+    reads.  A slice that can do something never waits.
+
+    >>> depth_first = pw.pipeline.Comparison(lambda a, b: a.microbatch < b.microbatch)
+    >>> step = pw.mpmd.jit(train_step, on=on, schedule=depth_first)          # doctest: +SKIP
+    """
+
+    before: Callable[[Task, Task], bool]
+    split: bool = False
+    name: str = "comparison"
+
+    def __post_init__(self) -> None:
+        if not callable(self.before):
+            raise PathwaysError(
+                Failure(
+                    "refused",
+                    f"a schedule by comparison compares with {self.before!r:.80}, which is no"
+                    " function",
+                    "Comparison(lambda task, other: task.microbatch < other.microbatch)",
+                )
+            )
+
+
+Named = str | Schedule | Comparison
+"""How a schedule is given: by name, as a table, by comparison."""
+
+
+def compared(
+    given: Comparison,
+    slices: Sequence[int],
+    microbatches: int,
+    needs: Callable[[Task], Iterable[Task]] | None = None,
+) -> Schedule:
+    """The schedule of a comparison.
+
+    slices: by stage, the number of its slice.  needs: by task, those whose results it reads; those
+    of stages in a row without it.
+    """
+    every = range(microbatches)
+    kinds = KINDS[: 3 if given.split else 2]
+    known = [task for stage in range(len(slices)) for k in kinds for task in tasks(k, stage, every)]
+    chain = Schedule(given.name, microbatches, tuple(slices), ())
+    reads = {task: {*(chain.needs if needs is None else needs)(task)} for task in known}
+    readers: dict[Task, list[Task]] = {}
+    for task, missing in reads.items():
+        for need in missing:
+            readers.setdefault(need, []).append(task)
+
+    def order(one: Task, other: Task) -> int:
+        return given.before(other, one) - given.before(one, other)
+
+    key = functools.cmp_to_key(order)
+    could: list[list[tuple[Any, int, Task]]] = [[] for _ in range(max(slices) + 1)]
+    done: list[list[Task]] = [[] for _ in could]
+    number = 0
+    over = [task for task in known if not reads[task]]
+    while over or any(could):
+        for task in over:
+            heapq.heappush(could[slices[task.stage]], (key(task), number, task))
+            number += 1
+        now = [(row, heapq.heappop(heap)[-1]) for row, heap in enumerate(could) if heap]
+        over = []
+        for row, task in now:
+            done[row].append(task)
+            for reader in readers.get(task, ()):
+                reads[reader].discard(task)
+                if not reads[reader]:
+                    over.append(reader)
+    return Schedule(given.name, microbatches, tuple(slices), tuple(map(tuple, done)))
+
+
+def called(given: Named, slices: int, microbatches: int) -> Schedule:
     """The schedule of that name; one's own as it is.  Raises PathwaysError for unknown names."""
     if isinstance(given, Schedule):
         return given
-    make = SCHEDULES.get(given)
+    if isinstance(given, Comparison):
+        return compared(given, range(slices), microbatches)
+    make = SCHEDULES.get(given) if isinstance(given, str) else None
     if make is None:
         raise PathwaysError(
             Failure(
                 "refused",
                 f"there is no schedule called {given!r}",
-                f"one of {', '.join(SCHEDULES)}, or a Schedule of your own",
+                f"one of {', '.join(SCHEDULES)}, a Schedule of your own, or a Comparison",
             )
         )
     return make(slices, microbatches)
 
 
-def for_stages(given: str | Schedule, stages: int, slices: int, microbatches: int) -> Schedule:
+def for_stages(given: Named, stages: int, slices: int, microbatches: int) -> Schedule:
     """The schedule of that name for so many stages of a model, on so many slices.
 
     Raises PathwaysError for unknown names.
@@ -235,10 +321,11 @@ def for_stages(given: str | Schedule, stages: int, slices: int, microbatches: in
     return called(given, stages, microbatches)
 
 
-def splits(given: str | Schedule) -> bool:
+def splits(given: Named) -> bool:
     """Whether gradients of parameters are tasks of their own."""
-    made = SCHEDULES[given](1, 2) if given in SCHEDULES else given
-    return isinstance(made, Schedule) and made.split
+    if not isinstance(given, str):
+        return given.split
+    return given in SCHEDULES and SCHEDULES[given](1, 2).split
 
 
 def _filled(

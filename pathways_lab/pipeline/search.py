@@ -36,7 +36,7 @@ from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.slices.topology import Owned
 from pathways_lab.pipeline.candidates import OVER, Layout, Way, ways
 from pathways_lab.pipeline.mpmd.step import Step
-from pathways_lab.pipeline.schedules import splits
+from pathways_lab.pipeline.schedules import Named, splits
 from pathways_lab.pipeline.what_if import (
     Prediction,
     durations,
@@ -460,7 +460,7 @@ def _factor(usual: Mapping[tuple[str, Like], float], part: str, there: Like, her
     return known.get(part, statistics.fmean(known.values()) if known else 1.0)
 
 
-def _kind(way: Way) -> tuple[str | None, int | None]:
+def _kind(way: Way) -> tuple[Named | None, int | None]:
     return way.schedule, way.microbatches
 
 

@@ -263,6 +263,73 @@ def test_two_towers_with_keys_auxiliary_losses_and_mixed_precision() -> None:
         assert set(halves[:2]) == {"left", "right"}
 
 
+def towers_of_two(parameters: Any, left: Any, right: Any) -> Any:
+    for part in ("left0", "left1"):
+        left = named(part, dense)(parameters[part], left)
+    for part in ("right0", "right1"):
+        right = named(part, dense)(parameters[part], right)
+    return named("joint", lambda t, a, b: jnp.mean((a - b) ** 2) * jnp.exp(t))(
+        parameters["t"], left, right
+    )
+
+
+TOWERS = {
+    **{name: layer(6, 6, seed) for seed, name in enumerate(("left0", "left1", "right0", "right1"))},
+    "t": np.float32(0),
+}
+
+
+def test_each_tower_has_a_schedule_of_its_own() -> None:
+    on = parts_of("left0", "left1", "right0", "right1", "joint")
+    left, right = ("left0", "left1"), ("right0", "right1")
+    deep = pw.pipeline.Comparison(lambda task, other: task.microbatch < other.microbatch)
+    mixed = {left: "1f1b", right: "gpipe", "joint": "1f1b"}
+    both = {left: deep, right: "gpipe", ("joint",): "1f1b"}
+    steps = check_steps(turns(towers_of_two, 4), TOWERS, (X, Y), on, (mixed, deep, both))
+    args = TOWERS, OPTIMIZER.init(TOWERS), X, Y
+    table, by_comparison = (step.partition(*args).schedule for step in steps[:2])
+    assert table.name == "left0: 1f1b, right0: gpipe, joint: 1f1b"
+    rows = [" ".join(str(task) for task in row) for row in table.order]
+    assert rows[1] == "F0/1 B0/1 F1/1 B1/1 F2/1 B2/1 F3/1 B3/1"
+    assert rows[3] == "F0/3 F1/3 F2/3 F3/3 B0/3 B1/3 B2/3 B3/3"
+    # By comparison: the towers are side by side, since neither needs the other.
+    slots = by_comparison.timed().slots
+    assert {slot.task.stage for slot in slots if slot.start == 0} == {0, 2}
+    apart = {left: "zero-bubble", right: "zero-bubble", "joint": "zero-bubble"}
+    check_steps(turns(towers_of_two, 4), TOWERS, (X, Y), on, (apart,))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "why"),
+    [
+        ({("left0", "left1"): "1f1b"}, "no tower has 'right0', 'right1', 'joint'"),
+        ({("left0", "what"): "1f1b"}, "name 'what', which `on` does not list"),
+        ({("left0", "left1"): "1f1b", "left0": "1f1b"}, "'left0' for a second time"),
+        ({(): "1f1b"}, "name no part"),
+        ({"left0": "zero-bubble", "left1": "1f1b"}, "in all towers or in none"),
+        ({("left0", "left1"): "what"}, "no schedule called 'what'"),
+        (
+            {("left0", "left1"): "1f1b", ("right0", "right1"): "gpipe", "joint": "gpipe"},
+            "it would hang: B0/1 needs the result of B0/4",
+        ),
+    ],
+)
+def test_towers_that_do_not_fit_are_refused(schedule: Any, why: str) -> None:
+    on = parts_of("left0", "left1", "right0", "right1", "joint")
+    step = pw.mpmd.jit(turns(towers_of_two, 4), on=on, schedule=schedule)
+    with pytest.raises(pw.PathwaysError, match=why):
+        step.partition(TOWERS, OPTIMIZER.init(TOWERS), X, Y)
+
+
+def test_towers_on_one_slice_are_refused() -> None:
+    on = parts_of("left0", "left1", "right0", "joint")
+    on["right1"] = on["left1"]
+    towers = {("left0", "left1"): "1f1b", ("right0", "right1"): "1f1b", "joint": "1f1b"}
+    step = pw.mpmd.jit(jax.value_and_grad(towers_of_two), on=on, schedule=towers)
+    with pytest.raises(pw.PathwaysError, match="'left0' and 'right1' share slice"):
+        step.partition(TOWERS, X, Y)
+
+
 def test_equinox_modules_and_arrays_from_outside() -> None:
     eqx = pytest.importorskip("equinox")
     positions = weights(300, 4)  # too large to be part of the code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -13,7 +14,9 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.pipeline.schedule import Costs, Schedule, Task, ideal_bubble
 from pathways_lab.pipeline.schedules import (
     SCHEDULES,
+    Comparison,
     circular,
+    compared,
     dual_pipe_v,
     eager_one_forward_one_backward,
     gpipe,
@@ -247,3 +250,67 @@ def test_a_table_is_drawn_with_a_box_for_every_task() -> None:
     assert drawn.count("<rect") == 3 + len(table.slots) + 3  # rows, tasks, legend
     assert "zero-bubble: bubble" in drawn
     assert gpipe(2, 2).timed()._repr_html_().count("<rect") == 2 + 8 + 2
+
+
+def before(name: str) -> Callable[[Task, Task], bool]:
+    """An arbitrary order of tasks."""
+    keys: dict[str, Callable[[Task], tuple[int, ...]]] = {
+        "microbatch": lambda task: (task.microbatch,),
+        "forward first": lambda task: (task.kind != "forward", task.microbatch),
+        "last stage": lambda task: (-task.stage, task.microbatch),
+        "nothing": lambda task: (),
+    }
+    return lambda task, other: keys[name](task) < keys[name](other)
+
+
+ORDERS = ("microbatch", "forward first", "last stage", "nothing")
+
+
+@given(SIZES, st.sampled_from(ORDERS), st.booleans(), st.data())
+def test_a_comparison_makes_legal_schedules_in_which_nobody_waits_who_can_do_something(
+    size: tuple[int, int], name: str, split: bool, data: st.DataObject
+) -> None:
+    stages, microbatches = size
+    slices = data.draw(st.lists(st.integers(0, 2), min_size=stages, max_size=stages))
+    slices = [sorted({*slices}).index(row) for row in slices]
+    comparison = Comparison(before(name), split)
+    made = compared(comparison, slices, microbatches)
+    assert made.problem() is None
+    assert made.split == split
+    unit = Costs(forward=1, backward=2 if split else 1, weight=1)
+    slots = made.timed(unit).slots
+    starts = {slot.task: slot.start for slot in slots}
+    for row in made.order:
+        for one, later in itertools.combinations(row, 2):
+            ready = max((starts[need] + 1 for need in made.needs(later)), default=0)
+            # What was done first came first, or nothing else could be done.
+            assert ready > starts[one] or not comparison.before(later, one)
+
+
+def test_known_orders_are_comparisons() -> None:
+    """GPipe: forward work first; the last stage alternates where the oldest goes first."""
+    forward = Comparison(before("forward first"), name="forward first")
+    assert compared(forward, range(4), 8).order == gpipe(4, 8).order
+    deep = compared(Comparison(before("microbatch")), range(3), 4)
+    assert deep.order[-1] == one_forward_one_backward(3, 4).order[-1]
+    assert compared(Comparison(before("last stage")), range(1), 3).text() == "F0 B0 F1 B1 F2 B2"
+
+
+def test_the_cost_of_a_comparison_does_not_grow_with_the_square_of_tasks() -> None:
+    def calls(microbatches: int) -> int:
+        count = 0
+
+        def less(task: Task, other: Task) -> bool:
+            nonlocal count
+            count += 1
+            return task.microbatch < other.microbatch
+
+        compared(Comparison(less), range(4), microbatches)
+        return count
+
+    assert calls(256) < 6 * calls(64)
+
+
+def test_what_is_no_comparison_is_refused() -> None:
+    with pytest.raises(PathwaysError, match="compares with 'gpipe', which is no function"):
+        Comparison("gpipe")  # type: ignore[arg-type]

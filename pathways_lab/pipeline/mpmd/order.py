@@ -15,27 +15,49 @@ Paper: section 5.3.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.mpmd.work import Work, Works
 from pathways_lab.pipeline.schedule import Schedule, Task
-from pathways_lab.pipeline.schedules import for_stages
+from pathways_lab.pipeline.schedules import Comparison, Named, compared, for_stages, splits
+
+Schedules = Named | Mapping[str | tuple[str, ...], Named]
+"""How the schedule of a step is given: one for all parts, or one for each tower of them."""
+Reads = Mapping[Task, tuple[Task, ...]]
+
+
+def split(schedule: Schedules) -> bool:
+    """Whether gradients of parameters are tasks of their own.
+
+    Raises PathwaysError where they are in one tower and not in another.
+    """
+    if not isinstance(schedule, Mapping):
+        return splits(schedule)
+    found = {names: splits(own) for names, own in schedule.items()}
+    if len({*found.values()}) > 1:
+        some, others = ([n for n in found if found[n] is each] for each in (True, False))
+        raise _refused(
+            f"the schedules of {_all(some)} have tasks for gradients of parameters, and those of"
+            f" {_all(others)} have not: a step has them in all towers or in none",
+            "for example 'zero-bubble' for all, or '1f1b'",
+        )
+    return any(found.values())
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StepSchedule(Schedule):
     """A schedule of a training step.  reads: by task, those whose results it reads."""
 
-    reads: Mapping[Task, tuple[Task, ...]]
+    reads: Reads
 
     def needs(self, task: Task) -> tuple[Task, ...]:
         return self.reads.get(task, ())
 
 
-def scheduled(works: Works, on: Mapping[str, Slice], schedule: str | Schedule) -> StepSchedule:
+def scheduled(works: Works, on: Mapping[str, Slice], schedule: Schedules) -> StepSchedule:
     """A schedule for the works of a step.
 
     Raises PathwaysError for one that does not fit the parts.
@@ -45,8 +67,11 @@ def scheduled(works: Works, on: Mapping[str, Slice], schedule: str | Schedule) -
     for work, task in tasks.items():
         needs = (tasks[need] for need in _needs(work, works))
         reads.setdefault(task, {}).update((need, None) for need in needs if need != task)
-    table = _table(schedule, works, on)
     needed = {task: tuple(needs) for task, needs in reads.items()}
+    if isinstance(schedule, Mapping):
+        table = _towers(schedule, works, on)
+    else:
+        table = _one(schedule, works, on, needed)
     return StepSchedule(table.name, table.microbatches, table.slices, table.order, needed)
 
 
@@ -99,6 +124,76 @@ def _add(work: Work, works: Works, found: dict[Work, None]) -> None:
             todo += missing
         else:
             found[todo.pop()] = None
+
+
+def _one(given: Named, works: Works, on: Mapping[str, Slice], reads: Reads) -> Schedule:
+    """One schedule of all these parts."""
+    if isinstance(given, Comparison):
+        return _compared(given, works, on, reads)
+    return _table(given, works, on)
+
+
+def _compared(given: Comparison, works: Works, on: Mapping[str, Slice], reads: Reads) -> Schedule:
+    """The parts' tasks by comparison, as early as the step's own dependencies allow them."""
+    rows = {place: row for row, place in enumerate(dict.fromkeys(on.values()))}
+    where = tuple(rows[place] for place in on.values())
+    chain = Schedule(given.name, works.microbatches, where, ())
+
+    def needs(task: Task) -> tuple[Task, ...]:
+        # A part may lack a task, as the first one does its backward work when weights are apart.
+        return reads[task] if task in reads else chain.needs(task)
+
+    return compared(given, where, works.microbatches, needs)
+
+
+def _towers(
+    schedule: Mapping[str | tuple[str, ...], Named], works: Works, on: Mapping[str, Slice]
+) -> Schedule:
+    """Each tower's own schedule, side by side."""
+    stages = {part: stage for stage, part in enumerate(on)}
+    where: dict[int, int] = {}
+    order: list[tuple[Task, ...]] = []
+    towers: dict[Slice, str] = {}
+    told = []
+    for key, own in schedule.items():
+        names = (key,) if isinstance(key, str) else tuple(key)
+        unknown = [name for name in names if name not in on]
+        again = [name for name in names if stages.get(name) in where]
+        if unknown or again or not names:
+            what = (
+                f"{_all(unknown)}, which `on` does not list"
+                if unknown
+                else (f"{_all(again)} for a second time" if again else "no part")
+            )
+            raise _refused(
+                f"the schedules of towers name {what}; parts are {_all(on)}",
+                'schedule={("encoder", "pooler"): "1f1b", ("decoder",): "gpipe"}',
+            )
+        for name in names:
+            if towers.setdefault(on[name], names[0]) != names[0]:
+                raise _refused(
+                    f"the towers of {towers[on[name]]!r} and {name!r} share slice {on[name].name}:"
+                    " two orders on one slice are none",
+                    "give each tower slices of its own, or one schedule to both",
+                )
+        mine = {name: on[name] for name in names}
+        table = _one(own, works, mine, {})
+        where.update({stages[n]: len(order) + table.slices[s] for s, n in enumerate(names)})
+        order += [
+            tuple(Task(task.kind, stages[names[task.stage]], task.microbatch) for task in row)
+            for row in table.order
+        ]
+        told.append(f"{names[0]}: {table.name}")
+    if missing := [part for part in on if stages[part] not in where]:
+        raise _refused(
+            f"no tower has {_all(missing)}", "give each part of `on` to a tower, also a single one"
+        )
+    rows = tuple(where[stage] for stage in range(len(on)))
+    return Schedule(", ".join(told), works.microbatches, rows, tuple(order))
+
+
+def _all(names: Iterable[object]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _table(schedule: str | Schedule, works: Works, on: Mapping[str, Slice]) -> Schedule:

@@ -27,8 +27,8 @@ from pathways_lab.client.session import failures
 from pathways_lab.pipeline.mpmd import fragments, halves, marks, order, places, work
 from pathways_lab.pipeline.mpmd.flat import Equation, Flat, Variable
 from pathways_lab.pipeline.mpmd.fragments import Cut, Piece
+from pathways_lab.pipeline.mpmd.order import Schedules
 from pathways_lab.pipeline.schedule import Schedule
-from pathways_lab.pipeline.schedules import splits
 from pathways_lab.runtime import jax_private
 
 
@@ -115,7 +115,7 @@ def partition(
     step: Flat,
     given: Given,
     on: Mapping[str, Slice],
-    schedule: str | Schedule | None,
+    schedule: Schedules | None,
     functions: Functions,
 ) -> Partition:
     """The fragments of a step.
@@ -124,7 +124,7 @@ def partition(
     that do not fit.
     """
     _check_marks(step, on)
-    if schedule is not None and splits(schedule):
+    if schedule is not None and order.split(schedule):
         step = halves.halved(step)
     alike = _Alike(functions.numbers)
     count = schedule.microbatches if isinstance(schedule, Schedule) else None

@@ -36,6 +36,7 @@ from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.pipeline.mpmd.cutting import cut
 from pathways_lab.pipeline.mpmd.flat import flattened
+from pathways_lab.pipeline.mpmd.order import Schedules
 from pathways_lab.pipeline.mpmd.partition import (
     Fragment,
     Functions,
@@ -44,7 +45,7 @@ from pathways_lab.pipeline.mpmd.partition import (
     Partition,
     partition,
 )
-from pathways_lab.pipeline.schedule import Costs, Schedule, Table
+from pathways_lab.pipeline.schedule import Costs, Table
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.jax_private import trace_context
 from pathways_lab.timeline.text_table import TextTable
@@ -61,7 +62,7 @@ class Step(ProgramFunction):
         self,
         function: Callable[..., Any],
         on: Mapping[str, Slice] | Sequence[Slice],
-        schedule: str | Schedule | None,
+        schedule: Schedules | None,
         in_shardings: Any,
         donate: tuple[Numbers, Names],
         **options: Any,
@@ -116,7 +117,7 @@ class Step(ProgramFunction):
         self,
         *,
         on: Mapping[str, Slice] | None = None,
-        schedule: str | Schedule | None = None,
+        schedule: Schedules | None = None,
         microbatches: int | None = None,
     ) -> Step:
         """The same step on other slices, with another schedule or another number of microbatches.
@@ -323,7 +324,7 @@ def jit(
     function: Callable[..., Any],
     *,
     on: Mapping[str, Slice] | Sequence[Slice],
-    schedule: str | Schedule | None = None,
+    schedule: Schedules | None = None,
     in_shardings: Any = None,
     static_argnums: Numbers = None,
     static_argnames: Names = None,
@@ -344,9 +345,10 @@ def jit(
         Or a list of slices: then each slice has neighbouring parts, as many as make its work go
         with its number of devices; :attr:`Step.on` says which.
     schedule: the name of one of ``pw.pipeline``'s (``"1f1b"``, ``"zb-h2"``, ``"dualpipev"``,
-        ...), whose stages are the parts in the order of *on*, neighbours on one slice together; or
-        a ``pw.pipeline.Schedule`` of one's own, with a stage for each part.  None: in the order of
-        the code.
+        ...), whose stages are the parts in the order of *on*, neighbours on one slice together;
+        a ``pw.pipeline.Schedule`` of one's own, with a stage for each part; a
+        ``pw.pipeline.Comparison``; or by towers, ``{("a", "b"): "1f1b", ("c",): "gpipe"}``: each
+        has slices of its own.  None: in the order of the code.
     in_shardings: a pytree prefix of the positional arguments with ``PartitionSpec`` entries: how
         each is cut over the mesh of its slice, and a state that replaces it too.
     static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
