@@ -4,7 +4,7 @@ Problem: many models are a list of layers, and what a training step of one is ne
 again for each: a loss, the mean of its gradients over microbatches, an optimizer.
 
 How: the step is written here as for one device, and each stage is a marked part of it;
-:func:`pathways_lab.pipeline.mpmd.step.jit` makes it a program over the slices.
+:func:`pathways_lab.pipeline.mpmd.front.jit` makes it a program over the slices.
 
 Rule for maintainers: nothing here knows how a step is taken apart.  A stage has its own parameters
 and its own memory of the optimizer.
@@ -27,8 +27,8 @@ from pathways_lab.client.lab.tags import beneath
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
+from pathways_lab.pipeline.mpmd.front import jit as mpmd_jit
 from pathways_lab.pipeline.mpmd.marks import named
-from pathways_lab.pipeline.mpmd.step import jit as mpmd_jit
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
 from pathways_lab.pipeline.schedules import Named, called
 

@@ -8,9 +8,10 @@ Rule for maintainers: ``pw.mpmd`` is loaded when it is used, and not by ``import
 """
 
 from pathways_lab.client.program.ifrt import LoadedProgram, load
+from pathways_lab.pipeline.mpmd.front import jit
 from pathways_lab.pipeline.mpmd.marks import named
 from pathways_lab.pipeline.mpmd.partition import Fragment
-from pathways_lab.pipeline.mpmd.step import Step, jit
+from pathways_lab.pipeline.mpmd.step import Step
 
 __all__ = ["Fragment", "LoadedProgram", "Step", "jit", "load", "named"]
 

@@ -1,4 +1,4 @@
-"""``pw.mpmd.jit``: a training step written for one device, as one program over slices.
+"""A training step written for one device, as one program over slices.
 
 Problem: a model in parts on many slices should be the code that people have: a loss, JAX's
 ``value_and_grad``, an optimizer over all parameters, a loop over microbatches.
@@ -35,7 +35,7 @@ from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.pipeline.mpmd.cutting import cut
-from pathways_lab.pipeline.mpmd.flat import flattened
+from pathways_lab.pipeline.mpmd.flat import Flat, flattened
 from pathways_lab.pipeline.mpmd.order import Schedules
 from pathways_lab.pipeline.mpmd.partition import (
     Fragment,
@@ -50,9 +50,12 @@ from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.jax_private import trace_context
 from pathways_lab.timeline.text_table import TextTable
 
+Types = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments with types for arrays."""
+
 
 class Step(ProgramFunction):
-    """A training step on slices; made by :func:`jit`.  Called like the function itself.
+    """A training step on slices; made by ``pw.mpmd.jit``.  Called like the function itself.
 
     on: by part, its slice; where only slices were given, from the first call (``place``,
     ``capture``) on.  schedule: the order of the parts' work; None: as written.
@@ -74,7 +77,7 @@ class Step(ProgramFunction):
         self._flat_roles = Roles(function, *static, *donate)
         self._partitions: dict[Any, Partition] = {}
         self._functions = Functions()
-        self._types: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._types: Types | None = None
         self._constants: dict[Ref, Handle] = {}
         self._shown: Partition | None = None
         self._among = () if isinstance(on, Mapping) else tuple(on)
@@ -210,6 +213,12 @@ class Step(ProgramFunction):
     def _cut(self, split: Split) -> Partition:
         leaves, tree = jax.tree.flatten((split.args, split.kwargs))
         kinds = tuple([x.type if isinstance(x, Handle) else host_type(x) for x in leaves])
+        structs = [
+            kind.struct if kind is not None else x for x, kind in zip(leaves, kinds, strict=True)
+        ]
+        dynamic, keywords = jax.tree.unflatten(tree, structs)
+        full, kwargs = with_static(dynamic, keywords, split.static)
+        args = tuple(full)
         key = (tree, kinds, split.static_key, trace_context())
         known = self._partitions.get(key)
         if known is None:
@@ -222,17 +231,16 @@ class Step(ProgramFunction):
             given = Given(labels, specs, frozenset(donated), replaced, body.out_tree)
             step = flattened(body.jaxpr)
             if not self.on:
-                self.on = cut(step, self._among)
+                self.on = self._chosen(step, (args, kwargs))
             known = partition(step, given, self.on, self.schedule, self._functions)
             self._partitions[key] = known
         self._shown = known
-        structs = [
-            kind.struct if kind is not None else x for x, kind in zip(leaves, kinds, strict=True)
-        ]
-        args, kwargs = jax.tree.unflatten(tree, structs)
-        full, named = with_static(args, kwargs, split.static)
-        self._types = tuple(full), named
+        self._types = args, kwargs
         return known
+
+    def _chosen(self, step: Flat, types: Types) -> dict[str, Slice]:
+        """Where each part goes, when only slices were given.  types: of the first call."""
+        return cut(step, self._among)
 
     def _specs(self, split: Split) -> list[Any]:
         specs = broadcast(self._shardings, split.args, "in_shardings")
@@ -317,63 +325,3 @@ def _same(one: tuple[Any, list[Any]], other: tuple[Any, list[Any]]) -> bool:
         return [(kind.shape, kind.dtype) for kind in kinds]
 
     return one[0] == other[0] and plain(one[1]) == plain(other[1])
-
-
-@failures.at_caller()
-def jit(
-    function: Callable[..., Any],
-    *,
-    on: Mapping[str, Slice] | Sequence[Slice],
-    schedule: Schedules | None = None,
-    in_shardings: Any = None,
-    static_argnums: Numbers = None,
-    static_argnames: Names = None,
-    donate_argnums: Numbers = None,
-    donate_argnames: Names = None,
-    name: str | None = None,
-    dispatch: str = "parallel",
-    priority: int | None = None,
-    data: Mapping[str, Any] | None = None,
-) -> Step:
-    """Make a training step, written for one device, one program over slices.
-
-    function: the whole step, ordinary JAX: the loss, ``jax.value_and_grad``, the optimizer, a loop
-        over microbatches in Python or by ``jax.lax.scan``.  Parts of the model in it are marked by
-        :func:`named`.
-    on: by name, the slice of a part: of its forward work, of its backward work, of its parameters
-        and of the optimizer's memory for them.  All other code runs where its operands are.
-        Or a list of slices: then each slice has neighbouring parts, as many as make its work go
-        with its number of devices; :attr:`Step.on` says which.
-    schedule: the name of one of ``pw.pipeline``'s (``"1f1b"``, ``"zb-h2"``, ``"dualpipev"``,
-        ...), whose stages are the parts in the order of *on*, neighbours on one slice together;
-        a ``pw.pipeline.Schedule`` of one's own, with a stage for each part; a
-        ``pw.pipeline.Comparison``; or by towers, ``{("a", "b"): "1f1b", ("c",): "gpipe"}``: each
-        has slices of its own.  None: in the order of the code.
-    in_shardings: a pytree prefix of the positional arguments with ``PartitionSpec`` entries: how
-        each is cut over the mesh of its slice, and a state that replaces it too.
-    static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
-    name, dispatch, priority, data: of the program, as for ``pw.program``.
-
-    >>> step = pw.mpmd.jit(train_step, on={"encoder": left, "decoder": right},
-    ...                    schedule="1f1b", donate_argnums=(0, 1))           # doctest: +SKIP
-    >>> params, memory, loss = step(params, memory, batch)                   # doctest: +SKIP
-
-    A call is one run and one message, and returns handles at once.  State stays where it is used:
-    a result with the structure of an argument comes out where that went in.
-
-    Raises PathwaysError for parts without a slice, slices without a part, and schedules that do
-    not fit the step or would hang.
-    """
-    listed = isinstance(on, list | tuple) and len(on) > 0
-    for part, place in on.items() if isinstance(on, Mapping) else enumerate(on if listed else [on]):
-        if not isinstance(place, Slice) or not (listed or isinstance(part, str)):
-            raise failures.failure(
-                "refused",
-                f"on={on!r:.80} does not say for each part, by its name, the slice",
-                'on={"encoder": lab.slice(2), "decoder": lab.slice(2)}, or on=[slice, slice]',
-            )
-    return Step(
-        function, on, schedule, in_shardings, (donate_argnums, donate_argnames),
-        static_argnums=static_argnums, static_argnames=static_argnames, name=name,
-        dispatch=dispatch, priority=priority, data=data,
-    )  # fmt: skip
