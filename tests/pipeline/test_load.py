@@ -160,7 +160,8 @@ def test_a_sharding_comes_through_the_partitioner_as_it_was(layout: Layout) -> N
         topology = #mpmd.topology<<"m" : <[{mesh}]>>>}} {{
       return %x : {kind}
     }}"""
-    (value,) = jax_ifrt.read(module).values
+    read = jax_ifrt.read(module)
+    value = read.values[read.inputs[0]]
     found = tiles.layout_of_tiles(value.tiles, layout.devices, 2)
     assert boxes(found, (12, 12)) == boxes(layout, (12, 12))
     named = tiles.over(found, layout.mesh)
