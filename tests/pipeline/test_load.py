@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +91,15 @@ def test_calls_copies_and_donation_are_those_of_the_module(fake: FakeLab) -> Non
         ("forward", ()), ("double", (0,)), ("update", (0,)),
     ]  # fmt: skip
     assert sum(isinstance(step, Transfer) for step in steps) == 1
+
+
+def test_a_program_that_nobody_has_is_let_go(fake: FakeLab) -> None:
+    train = pw.mpmd.load(TWO_MESHES, on=[fake.slice(2), fake.slice(2)])
+    gone = weakref.ref(train)
+    train(W, X)
+    del train
+    gc.collect()
+    assert gone() is None
 
 
 def test_slices_in_the_order_of_the_meshes_will_do(fake: FakeLab) -> None:
@@ -188,6 +199,12 @@ def test_a_layout_over_other_axes_cuts_the_same(
         (" {ifrt.donated}", ") -> (", "no module of IFRT IR"),
         ("func.func public @main", "func.func private @main", "0 public functions"),
         ("ifrt.CopyArrays(%h)", "ifrt.RemapArrays(%h)", "IFRT IR"),
+        (
+            "stablehlo.add %x, %x : tensor<4x4xf32>",
+            "stablehlo.custom_call @xla_ffi_python_cpu_callback(%x) {has_side_effect = true}"
+            " : (tensor<4x4xf32>) -> tensor<4x4xf32>",
+            "fragment 'double.train' calls back into Python",
+        ),
     ],
 )
 def test_modules_that_cannot_be_run_are_refused(

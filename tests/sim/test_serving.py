@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.core.scheduling.policies import (
+    FIFO,
     Policy,
     Priority,
     ProportionalShare,
@@ -83,8 +84,9 @@ def test_beside_a_server_a_training_keeps_the_rest_of_its_device(gang: float) ->
 
 
 @pytest.mark.parametrize("gang", [0.005, 0.03, 0.15])
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("policy", (FIFO(), *POLICIES), ids=repr)
 def test_it_waits_for_one_gang_where_a_training_has_no_window(policy: Policy, gang: float) -> None:
+    """Under FIFO too: what has no window gets its places when its devices have nothing to do."""
     found = tokens(policy, gang, window=0.0)
     assert len(found) > 40
     assert found[-1] <= gang + TOKEN + SLACK

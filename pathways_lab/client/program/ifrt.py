@@ -15,7 +15,6 @@ Paper: section 4.2 (lowering).  Source of the partitioner: https://github.com/op
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.runtime import jax_ifrt
+from pathways_lab.runtime import jax_ifrt, jax_modules
 from pathways_lab.runtime.jax_ifrt import Devices, FragmentCall, MeshProgram
 
 On = Mapping[str, Slice] | Sequence[Slice]
@@ -55,6 +54,7 @@ class LoadedProgram(ProgramFunction):
     ) -> None:
         self._read, self._slices, self._layouts = read, slices, layouts
         self._lowered = lowered
+        self._functions: dict[Any, CompiledFunction] = {}
         self._last_read: dict[int, int] = {}
         for at, step in enumerate(read.steps):
             self._last_read.update(dict.fromkeys(step.inputs, at))
@@ -122,14 +122,17 @@ class LoadedProgram(ProgramFunction):
         numbers = (*step.inputs, *step.outputs)
         placed = tuple(self._layouts[number] for number in numbers)
         kinds = tuple(type_of(read.values[number]) for number in numbers)
-        return self._function(step.fragment, step.devices, donated, kinds, placed, len(step.inputs))
+        key = step.fragment, step.devices, donated, kinds, placed
+        known = self._functions.get(key)
+        if known is None:
+            known = self._functions[key] = self._function(*key, len(step.inputs))
+        return known
 
     def _told(self, fragment: str, devices: Devices) -> str:
         """A fragment's name in views, without the program's and the mesh's."""
         told = fragment.removesuffix(f".{self._read.name}")
         return told.removesuffix(f"_{self._read.meshes.get(devices, '')}")
 
-    @functools.cache  # noqa: B019 - as long as the program
     def _function(
         self,
         fragment: str,
@@ -139,9 +142,12 @@ class LoadedProgram(ProgramFunction):
         placed: tuple[Layout, ...],
         inputs: int,
     ) -> CompiledFunction:
-        on = self._slices[devices]
+        on, code = self._slices[devices], self._read.fragments[fragment]
+        asks = [target for target in jax_modules.read_signature(code).calls if "callback" in target]
+        if asks:
+            raise ValueError(f"fragment {fragment!r} calls back into Python ({asks[0]})")
         exported = modules.exported(
-            self._read.fragments[fragment], fragment, kinds[:inputs], kinds[inputs:], placed,
+            code, fragment, kinds[:inputs], kinds[inputs:], placed,
             len(devices), PLATFORMS.get(on.kind, on.kind),
         )  # fmt: skip
         shardings = [sharding_of(layout, on) for layout in placed]
