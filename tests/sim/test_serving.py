@@ -84,7 +84,7 @@ def test_beside_a_server_a_training_keeps_the_rest_of_its_device(gang: float) ->
 
 
 @pytest.mark.parametrize("gang", [0.005, 0.03, 0.15])
-@pytest.mark.parametrize("policy", (FIFO(), *POLICIES), ids=repr)
+@pytest.mark.parametrize("policy", [FIFO(), *POLICIES], ids=repr)
 def test_it_waits_for_one_gang_where_a_training_has_no_window(policy: Policy, gang: float) -> None:
     """Under FIFO too: what has no window gets its places when its devices have nothing to do."""
     found = tokens(policy, gang, window=0.0)
