@@ -26,18 +26,19 @@ class Making(NamedTuple):
     """A function that is made.
 
     number: it is which of *total* functions that its host makes one after the other.
-    since: seconds on the records' clock.
+    since: seconds on the records' clock.  line: the user's, where it is defined.
     """
 
     name: str
     number: int
     total: int
     since: float
+    line: str = ""
 
 
 @dataclass(slots=True)
 class _Host:
-    begun: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
+    begun: dict[tuple[str, int], tuple[str, float, str]] = field(default_factory=dict)
     done: int = 0
     waiting: int = 0
 
@@ -58,7 +59,7 @@ class Compiling:
         host = self._hosts.setdefault(record.host, _Host())
         key = str(record.args.get("function", "")), int(record.args.get("slice", -1))
         if isinstance(record, Event):
-            host.begun[key] = record.node, record.time
+            host.begun[key] = record.node, record.time, str(record.args.get("line", ""))
             host.waiting = int(record.args.get("waiting", 0))
         elif host.begun.pop(key, None):
             host.done += 1
@@ -69,8 +70,8 @@ class Compiling:
         """The function that is being made for the longest time."""
         found: Making | None = None
         for host in self._hosts.values():
-            for name, since in host.begun.values():
+            for name, since, line in host.begun.values():
                 if found is None or since < found.since:
                     total = host.done + len(host.begun) + host.waiting
-                    found = Making(name, host.done + 1, total, since)
+                    found = Making(name, host.done + 1, total, since, line)
         return found

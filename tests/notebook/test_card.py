@@ -48,6 +48,20 @@ def test_the_card_tells_what_was_waited_for_and_who_makes_the_inputs() -> None:
     assert not card(records, steps["fwd0"])["inputs from"]
 
 
+def test_an_arrival_has_a_card_of_what_moved_from_where_to_where() -> None:
+    cluster = Cluster()
+    cluster.pipeline(micro=1)
+    records = cluster.in_order()
+    moved = next(r for r in records if isinstance(r, Span) and r.kind == "transfer")
+    told = card(records, moved.step)
+    assert (told["moves results of"], told["for"]) == ("fwd0", "fwd1")
+    assert (told["from"], told["to"]) == ("island0/host0", "island1/host0")
+    assert told["moved"] == "1 MiB in 10 ms, 100 MiB/s"
+    assert told["line"] == "h = forward(params, x)"
+    assert told["run"] == f"1, step {moved.step}, of kernel-1"
+    assert "remembered" in card(records, 99)["gang"]
+
+
 def test_the_card_names_the_hosts_that_have_not_ended() -> None:
     records = late(training(1, islands=1, hosts=2), "island0/host1", 3.0)
     step = next(r.step for r in records if isinstance(r, Span) and r.node == "fwd0")
@@ -139,20 +153,35 @@ def test_lanes_that_share_what_runs_have_gaps_of_their_own() -> None:
     assert marks["top"][0] > 0.5, "the lane of the two that are free"
 
 
-def test_what_is_compiled_before_the_first_gang_has_its_line_and_an_advice() -> None:
-    steps = [[False, "decode", 0, 8, [], "a.py:7: return decode(x)"]]
-    scene = Scene(0.0, 20.0)
-    scene.add(
-        [
-            *Cluster(1).records,
-            Event("plan", 0.0, args={"plan": "k", "steps": steps}),
-            Event("submitted", 0.0, run=1, program="p", args={"plan": "k"}),
-            Event("compiling", 0.1, "island0", "island0/host0", node="decode",
-                  args={"function": "d", "slice": 0, "waiting": 0}),
-        ],
-        1.0,
-    )  # fmt: skip
-    assert PANELS["queues"](scene, 1.0).empty == (
-        "hosts compile decode before the first gang (line 7: return decode(x))"
+def test_what_is_compiled_while_no_device_computes_has_its_line_a_card_and_an_advice() -> None:
+    line = "a.py:7: def f(v):"
+    args = {"function": "d", "slice": 0, "waiting": 2, "line": line}
+    begun = Event("compiling", 0.5, "island0", "island0/host0", node="decode", args=args)
+    log = Timeline(clock=lambda: 4.5)
+    log.extend([*Cluster(1).records, begun])
+    picture = Picture(log, Wanted(origin=0.0, since=0.0))
+    plots, header = picture.look(4.5)
+    told = "hosts compile decode before the first gang"
+    assert {plot.empty for plot in plots if plot.empty} == {told}
+    assert header.advice.startswith(
+        "no device computes: hosts compile decode (line 7: def f(v):), 4 s so far, "
+        "2 more after it; only the first call with new shapes"
     )
-    assert advice(scene, 1.0).startswith("hosts compile decode: only the first call")
+    assert header.line == line
+    assert header.chosen == (
+        ("", "hosts compile decode"), ("line", "7: def f(v):"), ("since", "0.5 s"),
+        ("after it", "2 more functions"),
+    )  # fmt: skip
+
+
+def test_a_function_that_is_compiled_after_others_ran_has_an_advice_until_a_device_computes() -> (
+    None
+):
+    args = {"function": "d", "slice": 0, "waiting": 0, "line": ""}
+    place = "island0", "island0/host0"
+    scene = Scene(0.0, 20.0)
+    scene.add([*training(1, islands=1), Event("compiling", 1.5, *place, node="g", args=args)], 2.0)
+    assert advice(scene, 2.0).startswith("no device computes: hosts compile g, 0 s so far; ")
+    of = {"run": 9, "step": 0, "program": "p", "node": "f"}
+    scene.add([Event("launched", 2.0, *place, args={"devices": (0,)}, **of)], 2.1)
+    assert not advice(scene, 2.1).startswith("no device computes")

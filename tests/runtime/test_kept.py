@@ -15,7 +15,7 @@ import pytest
 from pathways_lab.core import messages as m
 from pathways_lab.core.messages import ProgramsForgotten
 from pathways_lab.core.program.folding import folded
-from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.core.program.program import Call, Line, Plan
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime.cluster.device_supervisor import heaps
@@ -28,6 +28,7 @@ from pathways_lab.runtime.host.host_records import Story
 from pathways_lab.runtime.host.local_slices import Tenants
 from pathways_lab.runtime.host.segment_job import Ends, Work
 from pathways_lab.runtime.host.user_output import Output
+from pathways_lab.timeline.compiling import Compiling, Making
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.records import Event, Sample, Span
 from pathways_lab.timeline.records_of import Placing
@@ -238,6 +239,15 @@ def test_what_a_host_noted_of_a_program_goes_with_it() -> None:
     del plans["old"]
     story.forget(lambda key: key not in plans)
     assert list(story._about) == ["new"]
+
+
+def test_what_a_host_begins_to_compile_is_told_with_its_line() -> None:
+    bound = SliceBinding(7, "kernel-1", "i", (1,), ("x",), (("i/h", 0),), "cpu")
+    code: Any = SimpleNamespace(name="f", function="k", slice=7, line=Line("a.py", 3, "def f(x):"))
+    told = Story("i/h", "i", True, lambda: 0.5).compiling(bound, code, 1.0, 2)
+    making = Compiling()
+    making.add(told)
+    assert making.now() == Making("f", 1, 3, 1.5, "a.py:3: def f(x):")
 
 
 def test_each_lap_of_a_loop_is_told_as_a_gang() -> None:

@@ -6,8 +6,8 @@ from pathways_lab.timeline.compiling import Compiling, Making
 from pathways_lab.timeline.records import Event, Record, Span
 
 
-def begins(name: str, at: float, waiting: int = 0, host: str = "i/a") -> Event:
-    args = {"function": f"key of {name}", "slice": 1, "waiting": waiting}
+def begins(name: str, at: float, waiting: int = 0, host: str = "i/a", line: str = "") -> Event:
+    args = {"function": f"key of {name}", "slice": 1, "waiting": waiting, "line": line}
     return Event("compiling", at, "i", host, node=name, args=args)
 
 
@@ -27,6 +27,7 @@ def test_a_function_is_named_from_its_beginning_to_its_end() -> None:
     first = begins("forward", 1.0, waiting=4)
     assert after() is None
     assert after(first) == Making("forward", 1, 5, 1.0)
+    assert after(begins("f", 1.0, line="a.py:3: f(x)")) == Making("f", 1, 1, 1.0, "a.py:3: f(x)")
     second = begins("backward", 1.0, waiting=3)
     assert after(first, second) == Making("forward", 1, 5, 1.0), "two at a time"
     assert after(first, second, made("forward", 1.0, 3.0)) == Making("backward", 2, 5, 1.0)

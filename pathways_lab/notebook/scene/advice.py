@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.columns import Floats
+from pathways_lab.timeline.compiling import Making
 from pathways_lab.timeline.waits import COMPILE, DISPATCH, INPUT, MEMORY, ORDER, TRANSFER, TURN
 
 WORTH = 0.2
@@ -46,7 +48,8 @@ _REMEDIES = {
     ),
     COMPILE: (
         "hosts that compile",
-        "only the first call of a function with new shapes does that",
+        "only the first call with new shapes does that; fewer shapes, and jax.lax.scan in place of"
+        " a long Python loop, spare it, and JAX_COMPILATION_CACHE_DIR keeps it for the next lab",
     ),
     MEMORY: ("memory", "drop handles, donate inputs, or use more devices"),
     TURN: ("its turn", "the lab's policy gives other clients theirs first"),
@@ -56,8 +59,8 @@ _REMEDIES = {
 
 def advice(scene: Scene, now: float) -> str:
     """The sentence about what is shown at *now* (seconds); "" where none is worth it."""
-    if not scene.started and (making := scene.compiling.now()):
-        return f"hosts compile {making.name}: {_REMEDIES[COMPILE][1]}"
+    if not scene.busy and (making := scene.compiling.now()):
+        return _compiling(making, now)
     start, end = scene.range(now)
     end = end if scene.busy else min(end, scene.last - scene.origin)
     if end <= start:
@@ -87,6 +90,15 @@ def advice(scene: Scene, now: float) -> str:
                 remedy = word or _network(scene, start, end) or remedy
             said += f": {remedy}"
     return said
+
+
+def _compiling(making: Making, now: float) -> str:
+    where, left = source(making.line), making.total - making.number
+    return (
+        f"no device computes: hosts compile {making.name}{f' (line {where})' if where else ''},"
+        f" {max(0.0, now - making.since):.0f} s so far{f', {left} more after it' if left else ''};"
+        f" {_REMEDIES[COMPILE][1]}"
+    )
 
 
 def _shared(scene: Scene, start: float, end: float) -> tuple[float, str]:

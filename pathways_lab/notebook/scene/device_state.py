@@ -19,6 +19,12 @@ CHANGES = 4000
 """Changes of an island's memory that are told from each other."""
 
 
+def source(line: str) -> str:
+    """The user's line without its file, which in a notebook is a pseudo file's path."""
+    known = split(line)
+    return f"{known[1]}: {known[2]}" if known else line
+
+
 class What(NamedTuple):
     """The facts about a bar: one row of the catalogue that hover texts read."""
 
@@ -26,12 +32,6 @@ class What(NamedTuple):
     program: str
     client: str
     line: str
-
-    @property
-    def source(self) -> str:
-        """The user's line without its file, which in a notebook is a pseudo file's path."""
-        known = split(self.line)
-        return f"{known[1]}: {known[2]}" if known else self.line
 
 
 class Catalogue(dict[What, int]):
@@ -52,7 +52,7 @@ class Catalogue(dict[What, int]):
             "node": [what.node or "several" for what in self],
             "program": [what.program or "several programs" for what in self],
             "client": [what.client for what in self],
-            "line": [what.source for what in self],
+            "line": [source(what.line) for what in self],
         }
 
 

@@ -26,9 +26,10 @@ from pathways_lab.notebook.scene.palette import palette_of
 from pathways_lab.notebook.scene.plot import FRAME, Plot
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import (
-    about_gang,
+    Card,
     about_stretch,
-    gang_of,
+    card,
+    compile_card,
     merged_note,
     summary,
     table,
@@ -162,15 +163,19 @@ class Picture:
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
-        compiling = self._compiling(now)
-        if compiling and not scene.busy:
+        making = None if self._past is not None or self.outcome else scene.compiling.now()
+        if making and not scene.busy:
             state = "compiling"
         done, all_known = self._counted(scene)
         begun = round(self.since - scene.origin, 3)
         folded = self.present.folded
         known = max(self.scene.last, self.since) + QUIET
         end = folded if self.scene.busy else min(folded, known)
-        gang = gang_of(scene, self._gang) if self._gang is not None else None
+        told = Card(self._sums)
+        if self._gang is not None:
+            told = card(scene, self._gang)
+        elif making and not self._sums:
+            told = compile_card(scene, making)
         return Header(
             title=self.wanted.title,
             state={"finished": "done"}.get(state, state),
@@ -178,14 +183,14 @@ class Picture:
             progress=round(done / all_known, 3) if all_known and self.wanted.gangs else -1.0,
             notes=(*self.notes(), *self._coarse()),
             late=lag if (lag := round(now - self.present.folded, 1)) > BEHIND else 0.0,
-            compiling=compiling,
+            compiling=making and (*making[:3], int(max(0.0, now - making.since))),
             legend=legend(completed(self.panels, scene), (scene, at)),
             advice=advice(scene, at),
             summary=summary(scene, at, self.wanted.title),
             actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),
-            chosen=about_gang(scene, gang) if self._gang is not None else self._sums,
-            line=gang.line if gang is not None else "",
-            node=gang.node if gang is not None else "",
+            chosen=told.facts,
+            line=told.line,
+            node=told.node,
             moments=(begun, max(begun, round(end - scene.origin, 1))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
             window=self._other_window(scene),
@@ -236,12 +241,6 @@ class Picture:
         if resolution <= 2 * self.scene.window / FRAME:
             return ()
         return (merged_note(resolution),)
-
-    def _compiling(self, now: float) -> tuple[str, int, int, int] | None:
-        made = self.scene.compiling.now()
-        if made is None or self._past is not None or self.outcome:
-            return None
-        return made.name, made.number, made.total, int(max(0.0, now - made.since))
 
     def text(self) -> str:
         """The picture as text."""

@@ -8,17 +8,22 @@ Rule for maintainers: pure functions from a scene; a screenful at most.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.scene.advice import advice
-from pathways_lab.notebook.scene.device_state import What
+from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import parts
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.row_layout import short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.busy import recent
+from pathways_lab.timeline.compiling import Making
 from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
-from pathways_lab.timeline.records import own
+from pathways_lab.timeline.records import Span, own
 from pathways_lab.timeline.text_table import TextTable
 
 MOST_LINES = 40
@@ -40,17 +45,10 @@ def nothing(scene: Scene) -> str:
     if scene.started:
         return ""
     if making := scene.compiling.now():
-        return f"hosts compile {making.name} before the first gang{_line_of(scene, making.name)}"
+        return f"hosts compile {making.name} before the first gang"
     if scene.earlier is None:
         return "waiting for the first gang"
     return f"no gang yet: the last one ended {duration(scene.earlier)} before this picture begins"
-
-
-def _line_of(scene: Scene, node: str) -> str:
-    """``" (line 3)"``: where runs that are submitted call a node, "" where that is not known."""
-    stages = (stage for run in scene.runs for stage in scene.flows.run(run))
-    line = next((stage.line for stage in stages if stage.node == node and stage.line), "")
-    return f" (line {What(node, '', '', line).source})" if line else ""
 
 
 def summary(scene: Scene, now: float, title: str) -> str:
@@ -141,23 +139,75 @@ def _sums(seconds: dict[str, float], whole: float) -> str:
     return f"{all_of_it}: {', '.join(shares)}" if shares else all_of_it
 
 
-def gang_of(scene: Scene, gang: float) -> Gang | None:
-    """The gang with a number, while it is in what is shown."""
+class Card(NamedTuple):
+    """The known facts about a mark, ``(label, text)``, and its line and its function as records
+    have them."""
+
+    facts: tuple[tuple[str, str], ...]
+    line: str = ""
+    node: str = ""
+
+
+def card(scene: Scene, gang: float) -> Card:
+    """The facts about the gang or the transfer with a number, while they are remembered."""
     run, step = parts(gang)
     known = scene.gangs.by_key.items()
-    return next((g for (r, s), g in known if s == step and own(r) == run), None)
+    if found := next((g for (r, s), g in known if s == step and own(r) == run), None):
+        return Card(_about_gang(scene, found), found.line, found.node)
+    runs = [seen.transfers for number, seen in scene.runs.items() if own(number) == run]
+    if arrived := [span for transfers in runs for span in transfers if span.step == step]:
+        return Card(_about_transfer(scene, arrived), arrived[0].line)
+    return Card((("gang", "it is not in the part of the record that is remembered"),))
 
 
-def about_gang(scene: Scene, found: Gang | None) -> tuple[tuple[str, str], ...]:
-    """The known facts about a gang: ``(label, text)``."""
-    if found is None:
-        return (("gang", "it is not in the part of the record that is shown"),)
-    run, step = own(found.run), found.step
-    line = What(found.node, found.program, found.client, found.line)
-    out = [
+def compile_card(scene: Scene, making: Making) -> Card:
+    """The facts about a function that hosts make."""
+    left = making.total - making.number
+    facts = (
+        ("", f"hosts compile {making.name}"),
+        ("line", source(making.line) or "unknown"),
+        ("since", f"{making.since - scene.origin:.1f} s"),
+        ("after it", f"{left} more function{'s' * (left != 1)}"),
+    )
+    return Card(facts, making.line, making.name)
+
+
+def _heading(found: Gang | Span) -> list[tuple[str, str]]:
+    return [
         ("", f"{found.node} of {found.program}"),
-        ("line", line.source or "unknown"),
-        ("run", f"{run}, step {step}, of {found.client}"),
+        ("line", source(found.line) or "unknown"),
+        ("run", f"{own(found.run)}, step {found.step}, of {found.client}"),
+    ]
+
+
+def _about_transfer(scene: Scene, arrived: list[Span]) -> tuple[tuple[str, str], ...]:
+    """arrived: on each of its hosts."""
+    first = arrived[0]
+    start, end = min(span.start for span in arrived), max(span.end for span in arrived)
+    nbytes = sum(float(span.args.get("nbytes", 0)) for span in arrived)
+    sources = ", ".join(str(span.args.get("source", "")) for span in arrived).split(", ")
+    seconds = max(end - start, 1e-9)
+    readers = [s.node for s in scene.flows.run(first.run) if first.step in s.after]
+    return (
+        *_heading(first),
+        ("moves results of", _makers(scene, first)),
+        ("for", ", ".join(dict.fromkeys(readers))),
+        ("from", _few(sources)),
+        ("to", _few(span.host for span in arrived)),
+        ("moved", f"{size(nbytes)} in {duration(seconds)}, {size(nbytes / seconds)}/s"),
+        ("arrived", f"{end - scene.origin:.4f} s"),
+    )
+
+
+def _few(names: Iterable[str]) -> str:
+    """The first three of some names, each once."""
+    once = [*dict.fromkeys(filter(None, names))]
+    return ", ".join(once[:3]) + " …" * (len(once) > 3)
+
+
+def _about_gang(scene: Scene, found: Gang) -> tuple[tuple[str, str], ...]:
+    out = [
+        *_heading(found),
         ("island", f"{found.island}, place {found.place[1]} in its order"),
         ("state", _times(scene, found)),
         ("waited", _waited(scene, found)),
@@ -180,7 +230,7 @@ def _waited(scene: Scene, gang: Gang) -> str:
     )
 
 
-def _makers(scene: Scene, gang: Gang) -> str:
+def _makers(scene: Scene, gang: Gang | Span) -> str:
     """The nodes of its run that make its inputs."""
     flow = scene.flows.run(gang.run)
     made = flow[gang.step].after if gang.step < len(flow) else ()
@@ -203,5 +253,5 @@ def _times(scene: Scene, gang: Gang) -> str:
         last = max(gang.ended, key=lambda host: gang.ended[host])
         words.append(f"ended {at(gang.ended[last])} (last on {short(last)})")
         if left := [short(host) for host in gang.where if host not in gang.ended]:
-            words.append(f"not yet on {', '.join(left[:3])}{' …' if len(left) > 3 else ''}")
+            words.append(f"not yet on {_few(left)}")
     return ", ".join(words)

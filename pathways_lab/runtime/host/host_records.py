@@ -182,7 +182,12 @@ class Story:
             self._host,
             node=code.name,
             client=binding.client,
-            args={"function": code.function, "slice": code.slice, "waiting": waiting},
+            args={
+                "function": code.function,
+                "slice": code.slice,
+                "waiting": waiting,
+                "line": _text(code.line),
+            },
         )
 
     def compiled(
