@@ -20,7 +20,7 @@ from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.steps import LATE, SHORTEST, Steps, Window
 from pathways_lab.notebook.view.frozen import freeze
 from pathways_lab.timeline.log import Timeline
-from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records import Event, Record, Span, own
 from tests.notebook.synthetic import Cluster, arrival, training
 from tests.notebook.test_frozen import SVG, drawn_boxes, svg_of
 
@@ -52,7 +52,7 @@ def test_the_last_two_steps_are_shown_and_stand_until_the_next_one() -> None:
         assert end == pytest.approx(begun[4] + step), "and room for the present one"
     scene = scene_at(records, now)
     assert scene.lately(now) == (0.0, now)
-    assert PANELS["queues"](scene, now).note.startswith("last 2 of 5 runs of train · ")
+    assert PANELS["queues"](scene, now).note.startswith("last runs of train: 4 and 5 · ")
 
 
 def test_what_does_not_repeat_is_shown_whole() -> None:
@@ -87,7 +87,7 @@ def test_the_program_that_devices_compute_for_most_is_looked_at() -> None:
         at = cluster.pipeline("loss", micro=1, at=at, forward=0.001)
     shown = scene_at(cluster.in_order(), at).shown
     assert shown is not None
-    assert (shown.program, shown.steps, shown.number) == ("train", 2, 6)
+    assert (shown.program, [own(run) for run in shown.runs]) == ("train", [9, 11])
 
 
 def test_of_steps_too_short_to_be_seen_there_are_more_than_two() -> None:

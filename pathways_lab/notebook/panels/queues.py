@@ -50,7 +50,7 @@ TALL, BESIDE = 22.0, 0.3
 NOTE = "bars compute; marks say what is waited for; thin below, arrivals"
 
 HOVER = (
-    ("computation", "@what{node} of @what{program}"),
+    ("", "@what{node} of @what{program}"),
     ("run", "@run"),
     ("client", "@what{client}"),
     ("line", "@what{line}"),
@@ -123,7 +123,8 @@ def _steps(scene: Scene) -> str:
     """The loop whose last steps are shown, if any is."""
     if (shown := scene.shown) is None:
         return ""
-    return f"last {shown.steps} of {shown.number:,} runs of {shown.program} · "
+    first, *more, last = map(own, shown.runs)
+    return f"last runs of {shown.program}: {first} {'to' if more else 'and'} {last} · "
 
 
 def _open(scene: Scene, now: float) -> dict[str, list[Any]]:

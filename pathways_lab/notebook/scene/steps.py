@@ -52,29 +52,26 @@ LOOPS = 256
 class Window(NamedTuple):
     """The part of a record that is shown (seconds on the records' clock), and of what.
 
-    usual: how long it usually is, in seconds.  steps: how many steps of *program* begin in it;
-    number: of runs of it so far.
+    usual: how long it usually is, in seconds.  runs: of *program* that begin in it.
     """
 
     start: float
     end: float
     usual: float
     program: str
-    steps: int
-    number: int
+    runs: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Loop:
     """The runs of one program.
 
-    starts: of the newest ones, by number.  newest, runs: the highest number, and how many there
-    were.  last: until when it has computed.  seconds: of devices, of all of its runs.
+    starts: of the newest ones, by number.  newest: the highest number.  last: until when it has
+    computed.  seconds: of devices, of all of its runs.
     """
 
     starts: dict[int, float] = field(default_factory=dict)
     newest: int = -1
-    runs: int = 0
     last: float = -math.inf
     seconds: float = 0.0
 
@@ -82,21 +79,22 @@ class _Loop:
         if run in self.starts:
             self.starts[run] = min(start, self.starts[run])
         elif run > self.newest:
-            self.newest, self.runs = run, self.runs + 1
+            self.newest = run
             self.starts[run] = start
             if len(self.starts) > KEPT:
                 del self.starts[next(iter(self.starts))]
         self.last = max(self.last, end)
         self.seconds += devices * (end - start)
 
-    def shown(self, until: float) -> tuple[float, float, float, int] | None:
-        """The start and the end of its last steps, how long one is, and how many; None: it does
+    def shown(self, until: float) -> tuple[float, float, float, tuple[int, ...]] | None:
+        """The start and the end of its last steps, how long one is, and their runs; None: it does
         not repeat.
 
         until: what is shown must not end before.  A step that takes longer than usual doubles the
         room for it, so that the window still stands.
         """
-        starts = sorted(self.starts.values())
+        runs = sorted(self.starts, key=lambda run: self.starts[run])
+        starts = [self.starts[run] for run in runs]
         if len(starts) < REPEATS:
             return None
         newest = starts[-USUAL - 1 :]
@@ -108,7 +106,7 @@ class _Loop:
         over = (max(self.last, until) - starts[-1]) / usual
         if over > 1:
             end = starts[-1] + usual * 2.0 ** math.ceil(math.log2(over))
-        return starts[-steps], end, usual, steps
+        return starts[-steps], end, usual, tuple(runs[-steps:])
 
 
 class Steps:
@@ -154,9 +152,9 @@ class Steps:
             shown = loop.shown(now if key in running else -math.inf)
             if shown is None:
                 continue
-            start, end, usual, steps = shown
+            start, end, usual, runs = shown
             # Another one that came or goes on after it is not in its window: it is over.
             others = now if any(other != key for other in running) else -math.inf
             if max(newest, others) <= end and end - start <= most:
-                return Window(start, end, usual * steps, key[1], steps, loop.runs)
+                return Window(start, end, usual * len(runs), key[1], runs)
         return None
