@@ -163,6 +163,14 @@ def test_a_host_is_as_late_as_it_is_in_what_is_shown(hosts: int) -> None:
     assert "60 ms late" in PANELS["queues"](scene, 2.5).readouts.values()
 
 
+def test_beside_a_late_host_those_that_are_hardly_late_are_not_named() -> None:
+    records = late(training(1, islands=1, hosts=5), "island0/host1", 0.060)
+    scene = scene_of(late(records, "island0/host2", 0.014), 0.5)
+    assert scene.late(0.5).keys() == {"island0/host1", "island0/host2"}
+    told = PANELS["queues"](scene, 0.5).readouts.values()
+    assert [text for text in told if "late" in text] == ["60 ms late"]
+
+
 def test_those_that_go_on_are_not_late_where_one_host_has_ended() -> None:
     records = late(training(1, islands=1, hosts=4), "island0/host1", -0.035)
     first = min(r.end for r in records if isinstance(r, Span) and r.host == "island0/host1")

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pathways_lab.notebook.panels import PANELS
+from pathways_lab.notebook.panels import DEFAULT, PANELS
 from pathways_lab.notebook.scene.overview import Profile
 from pathways_lab.notebook.scene.palette import Palette
 from pathways_lab.notebook.scene.picture import Picture, Wanted
-from pathways_lab.notebook.scene.plot import FRAME
+from pathways_lab.notebook.scene.plot import FRAME, LEFT, WIDTH, wide
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.steps import LATE, SHORTEST, Steps, Window
 from pathways_lab.notebook.view.frozen import freeze
@@ -53,6 +53,15 @@ def test_the_last_two_steps_are_shown_and_stand_until_the_next_one() -> None:
     scene = scene_at(records, now)
     assert scene.lately(now) == (0.0, now)
     assert PANELS["queues"](scene, now).note.startswith("last runs of train: 4 and 5 · ")
+
+
+def test_the_notes_of_panels_are_not_cut() -> None:
+    scene = scene_at(training(6), 2.0)
+    for name in DEFAULT:
+        plot = PANELS[name](scene, 2.0)
+        room = WIDTH - LEFT - wide(plot.title + "  ", bold=True)
+        assert wide(plot.note) <= room, plot.note
+    assert "hatched: still computes" in PANELS["queues"](scene, 2.0).note
 
 
 def test_what_does_not_repeat_is_shown_whole() -> None:
@@ -182,6 +191,7 @@ times = st.lists(
 )  # fmt: skip
 
 
+@example([(0, 0.0, 1.0), (0, 0.0, 1.0), (0, 1e-308, 1.0)], set(), 0.0)
 @given(times, st.sets(st.integers(0, 3)), st.floats(0.0, 5.0))
 def test_a_window_holds_the_newest_and_folding_a_few_at_a_time_finds_the_same(
     told: list[tuple[int, float, float]], busy: set[int], wait: float

@@ -98,8 +98,7 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="order",
         title="Gang order",
-        note="□ granted  ▨ launched  ▥ running  ■ done  ▩ poisoned, overdue;  "
-        "one column per gang, alike on all hosts",
+        note="□ granted  ▨ launched  ▥ running  ■ done  ▩ failed, overdue; a column is a gang",
         height=max(46, min(260, round(22 * layout.end + 24))) if layout.of else 46,
         x=(-0.2, places + 0.2),
         y=(-0.62, max(layout.end, 0.5) + 0.12),

@@ -47,7 +47,10 @@ LEAST = 0.003
 TALL, BESIDE = 22.0, 0.3
 """Pixels of a lane that has room for words beside marks, and their distance in lanes."""
 
-NOTE = "bars compute; marks say what is waited for; thin below, arrivals"
+NOTE = "hatched: still computes; thin: arrives; line: waits"
+
+FAINT = 0.25
+"""Share of the delay of the latest host above which other hosts are said to be late, too."""
 
 HOVER = (
     ("", "@what{node} of @what{program}"),
@@ -199,15 +202,17 @@ def waits_so_far(scene: Scene) -> dict[str, NDArray[np.generic]]:
 
 def _readouts(scene: Scene, now: float) -> dict[float, str]:
     """By lane: by how much its host is late, or else how many gangs wait behind the running one,
-    or which node an idle lane waits for."""
+    or which node an idle lane waits for.  Beside a host that is late, hosts that are hardly so are
+    no news."""
     out = dict.fromkeys(scene.lanes.rows.labels, "")
     late, idle = scene.late(now), _awaited(scene)
+    least = FAINT * max(late.values(), default=0.0)
     for lane in scene.rows.of:
         row = scene.drawn_at(lane)
         if row is None:
             continue
         queue = scene.waiting[lane].queue if lane in scene.waiting else ()
-        if lane.host in late:
+        if late.get(lane.host, 0.0) > least:
             out[row] = f"{duration(late[lane.host], 2)} late"
         elif len(queue) > 1:
             out[row] = f"{len(queue) - 1} waiting"

@@ -30,6 +30,9 @@ LAST = 2
 SHORTEST = 0.05
 """Seconds that are shown at least: of shorter steps, more than two."""
 
+SOONEST = 1e-9
+"""Seconds between two steps below which they do not follow each other."""
+
 KEPT = 64
 """Steps whose start is remembered."""
 
@@ -99,7 +102,7 @@ class _Loop:
             return None
         newest = starts[-USUAL - 1 :]
         usual = median(b - a for a, b in pairwise(newest))
-        if usual <= 0:
+        if usual < SOONEST:
             return None
         steps = min(max(LAST, math.ceil(SHORTEST / usual)), len(starts))
         end = starts[-1] + usual
