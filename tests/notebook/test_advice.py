@@ -69,6 +69,23 @@ def test_a_host_that_is_late_is_named_in_place_of_a_remedy_for_pipelines():
     )
 
 
+@pytest.mark.parametrize("by", [0.2, 0.01])
+def test_a_host_that_is_late_is_named_where_no_device_waits_for_what_is_submitted(by):
+    """Its client asks for the next computation when it has ended."""
+    hosts = [f"island0/host{n}" for n in range(3)]
+    records: list[Record] = [
+        Event("host-joined", 0.0, "island0", host, args={"devices": 1}) for host in hosts
+    ]
+    records += [
+        Span("gang", 0.0, 0.5 + by * (host == hosts[1]), "island0", host, (0,), 1, 0, "p", "f")
+        for host in hosts
+    ]
+    found = Scene(0.0, 20.0)
+    found.add(records, 1.0)
+    told = "island0/host1 ends up to 200 ms after the others of its gang; lab.stacks("
+    assert advice(found, 1.0).startswith(told) == (by > 0.1)
+
+
 @pytest.mark.parametrize("took", [0.95, 0.5])
 def test_a_network_that_is_full_is_named_in_place_of_a_remedy_for_pipelines(took):
     """Places are withheld on one island while bytes are on their way to the other."""

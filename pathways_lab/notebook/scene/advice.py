@@ -4,7 +4,8 @@ Problem: a picture shows that devices wait, or that a client waits for devices t
 another one, and its reader wants to know what would help.
 
 Rule for maintainers: one sentence at most, of the largest cause in what is shown, and none
-below :data:`WORTH`.  Devices that nobody asked for anything need no advice.
+below :data:`WORTH` but for a host that is late: its client waits for it and asks others for
+nothing.  Devices that nobody asked for anything need no advice.
 
 Paper: section 5.1 (dispatch overheads), section 5.2 (several clients), section 5.3 (pipelines).
 """
@@ -68,10 +69,11 @@ def advice(scene: Scene, now: float) -> str:
     marks, seconds = scene.waited.seconds(start, end)
     names = ["", *(what.node for what in list(scene.catalogue)[1:])]  # the first is "several"
     best, said = max((WORTH, ""), _shared(scene, start, end))
-    behind = scene.late(now)
+    behind, slow = scene.late(now), ""
     for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
         here = (marks["top"] > low) & (marks["top"] < high)
         late, word = _latest(scene, behind, end - start, island)
+        slow = slow or word
         # The devices of a late host are those that the others wait for.
         devices = sum(lane.island == island and lane.host != late for lane in scene.recent)
         spent = np.bincount(marks["kind"][here].astype(int), seconds[here], len(WAITS))
@@ -89,7 +91,7 @@ def advice(scene: Scene, now: float) -> str:
             if WAITS[cause] == INPUT:
                 remedy = word or _network(scene, start, end) or remedy
             said += f": {remedy}"
-    return said
+    return said or slow
 
 
 def _compiling(making: Making, now: float) -> str:
