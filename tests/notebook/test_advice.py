@@ -12,6 +12,8 @@ from pathways_lab.notebook.scene.plot import wide
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.records import Event, Record, Span
 from pathways_lab.timeline.waits import known_order
+from tests.notebook.synthetic import Cluster
+from tests.notebook.test_steps import scene_at, starts
 
 STEPS = [[False, "made", 1, 8, [], ""], [False, "head", 2, 8, [0], ""]]
 
@@ -44,6 +46,30 @@ def test_the_largest_cause_is_told_with_its_share_and_a_remedy():
     assert said.startswith(
         "island1 waits 60 % of the time for the lab to start its next computation"
     )
+
+
+@pytest.mark.parametrize("busy", [3.0, 5.0])
+def test_the_island_that_computes_much_more_than_others_is_named(busy):
+    said = advice(scene(made=6.0, dispatch=4.0 - busy / 2, busy=busy), 20.0)
+    assert "for an earlier computation" in said
+    told = "; even stages wait less: island0 computes 2.0 times as long as others"
+    assert said.endswith(told) == (busy < 4.0)
+
+
+def test_time_that_is_to_come_is_not_counted():
+    """A window that stands has room for the rest of a step."""
+    cluster, at = Cluster(), 0.0
+    for _ in range(6):
+        at = cluster.pipeline(micro=1, at=at)
+    records = cluster.in_order()
+    now = starts(records)[-1] + 0.06
+    found = scene_at(records, now)
+    assert found.busy
+    assert found.range(now)[1] > now + 0.1
+    said = advice(found, now)
+    assert "waits" in said
+    found.shown = found.shown._replace(end=now)
+    assert advice(found, now) == said
 
 
 def test_a_host_that_is_late_is_named_in_place_of_a_remedy_for_pipelines():

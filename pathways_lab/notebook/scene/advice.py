@@ -34,6 +34,9 @@ FULL = 0.8
 PARTS = 200
 """Moments at which the network, and devices that clients share, are looked at."""
 
+UNEVEN = 1.5
+"""How many times as long an island must compute as any other one to be named."""
+
 LATE = 0.05
 """Share of what is shown by which a host must be late to be named."""
 
@@ -63,7 +66,7 @@ def advice(scene: Scene, now: float) -> str:
     if not scene.busy and (making := scene.compiling.now()):
         return _compiling(making, now)
     start, end = scene.range(now)
-    end = end if scene.busy else min(end, scene.last - scene.origin)
+    end = min(end, (now if scene.busy else scene.last) - scene.origin)  # what is to come is empty
     if end <= start:
         return ""
     marks, seconds = scene.waited.seconds(start, end)
@@ -89,6 +92,7 @@ def advice(scene: Scene, now: float) -> str:
             said = f"{who} waits {100 * min(share, 1):.0f} % of the time for {awaited}"
             said += f", mostly before {node}" if node else ""
             if WAITS[cause] == INPUT:
+                remedy += _uneven(scene, start, end)
                 remedy = word or _network(scene, start, end) or remedy
             said += f": {remedy}"
     return said or slow
@@ -161,6 +165,21 @@ def _latest(scene: Scene, behind: dict[str, float], shown: float, island: str) -
     return host, (
         f"{host} ends up to {by} after the others of its gang; lab.stacks({host!r}) shows its work"
     )
+
+
+def _uneven(scene: Scene, start: float, end: float) -> str:
+    """The island that computes much more than any other one, if there is one."""
+    bars, held = scene.computed.seconds(start, end)
+    whole = bars["bottom"] - bars["top"] > 0.5
+    shares = [(0.0, "")]
+    for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
+        here = whole & (bars["top"] > low) & (bars["top"] < high)
+        devices = sum(lane.island == island for lane in scene.recent)
+        shares.append((float(held[here].sum()) / (max(devices, 1) * (end - start)), island))
+    *_, (less, _), (most, island) = sorted(shares)
+    if most < UNEVEN * less or not less:
+        return ""
+    return f"; even stages wait less: {island} computes {most / less:.1f} times as long as others"
 
 
 def _network(scene: Scene, start: float, end: float) -> str:
