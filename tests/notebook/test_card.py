@@ -62,6 +62,21 @@ def test_an_arrival_has_a_card_of_what_moved_from_where_to_where() -> None:
     assert "remembered" in card(records, 99)["gang"]
 
 
+def test_a_mark_of_a_run_that_is_not_remembered_has_a_card_while_it_is_drawn() -> None:
+    log = Timeline(clock=lambda: 5.0)
+    log.extend(records := training(1))
+    picture = Picture(log, Wanted(origin=0.0, since=0.0))
+    picture.look(5.0)
+    picture.scene.runs.clear()
+    moved = next(r for r in records if isinstance(r, Span) and r.kind == "transfer")
+    picture.do("choose", number(moved.run, moved.step))
+    _, header = picture.look(5.0)
+    told = dict(header.chosen)
+    assert told[""] == "transfer of train"
+    assert told["from"] == f"{moved.start:.4f} s to {moved.end:.4f} s"
+    assert header.line == told["line"] == moved.line
+
+
 def test_the_card_names_the_hosts_that_have_not_ended() -> None:
     records = late(training(1, islands=1, hosts=2), "island0/host1", 3.0)
     step = next(r.step for r in records if isinstance(r, Span) and r.node == "fwd0")

@@ -19,6 +19,7 @@ from pathways_lab.notebook.scene.gang_number import parts
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.row_layout import short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.timeline.bars import Bar
 from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.compiling import Making
 from pathways_lab.timeline.gangs import Gang
@@ -157,6 +158,10 @@ def card(scene: Scene, gang: float) -> Card:
     runs = [seen.transfers for number, seen in scene.runs.items() if own(number) == run]
     if arrived := [span for transfers in runs for span in transfers if span.step == step]:
         return Card(_about_transfer(scene, arrived), arrived[0].line)
+    for bar in reversed(scene.computed.bars.items):  # all that is left of a run that has gone
+        if bar.step == step and own(bar.run) == run:
+            start, end = bar.start - scene.origin, bar.end - scene.origin
+            return Card((*_heading(bar), ("from", f"{start:.4f} s to {end:.4f} s")), bar.line)
     return Card((("gang", "it is not in the part of the record that is remembered"),))
 
 
@@ -172,7 +177,7 @@ def compile_card(scene: Scene, making: Making) -> Card:
     return Card(facts, making.line, making.name)
 
 
-def _heading(found: Gang | Span) -> list[tuple[str, str]]:
+def _heading(found: Gang | Span | Bar) -> list[tuple[str, str]]:
     return [
         ("", f"{found.node} of {found.program}"),
         ("line", source(found.line) or "unknown"),
