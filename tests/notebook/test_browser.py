@@ -453,14 +453,13 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
     page.wait_for_source("order-done", 12)
     card = page.page.locator(".pathways-lab-pointed")
     size = "() => document.querySelector('.pathways-lab').clientHeight"
-    page.page.locator(".pathways-lab-program").first.wait_for()
+    page.page.locator(".pathways-lab-advice:not(:empty)").wait_for()  # it has its room from then on
     page.page.wait_for_timeout(500)
     before = page.page.evaluate(size)
     page.click_mark("order", "order-done")
     card.wait_for()
-    labels = card.locator("b").all_inner_texts()
-    assert labels == ["place in the order", "computation", "client", "line", "granted",
-                      "launched", "ran"]  # fmt: skip
+    labels = ["place in the order", "computation", "client", "line", "granted", "launched", "ran"]
+    assert card.locator("b").all_inner_texts() == labels
     assert " of train" in card.inner_text()
     assert page.page.evaluate(size) == before, "nothing moves"
     assert page.page.evaluate(CONTRAST) >= 4.5
