@@ -20,7 +20,13 @@ from tests.pipeline.mpmd_kit import LOOPS, check_steps, dense, layer, named, par
 
 X, Y = weights(12, 4, seed=1), weights(12, 4, seed=2)
 OLDEST = Comparison(lambda task, other: task.microbatch < other.microbatch)
-DO_NOT_FIT = (" stages and ", "must be a multiple of", "it needs two microbatches", "would hang")
+DO_NOT_FIT = (
+    " stages and ",
+    "must be a multiple of",
+    "it needs two microbatches",
+    "would hang",
+    " on one slice, and ",
+)
 
 
 @dataclass(frozen=True)
