@@ -26,8 +26,8 @@ import numpy as np
 from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd as _mpmd
-from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
+from pathways_lab.runtime.jax_modules import written
 from pathways_lab.runtime.jax_private import shared_context
 
 Devices = tuple[int, ...]
@@ -220,10 +220,7 @@ class _Reader:
         del about["sym_visibility"]
         for name, count in (("mhlo.num_partitions", devices), ("mhlo.num_replicas", 1)):
             about[name] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), count)
-        version = _stablehlo.get_version_from_compatibility_requirement(
-            _stablehlo.StablehloCompatibilityRequirement.WEEK_4
-        )
-        return bytes(_jax.mlir.serialize_portable_artifact(made, version, True))
+        return written(made)
 
 
 _ARRAY = re.compile(

@@ -174,7 +174,7 @@ def without_tokens(module: bytes) -> bytes:
                 main.attributes[which] = ir.ArrayAttr.get(
                     [_without(entry, "jax.token") for entry in main.attributes[which]]
                 )
-        return _written(parsed)
+        return written(parsed)
 
 
 def _without(entry: Any, name: str) -> Any:
@@ -186,7 +186,8 @@ def _retype(main: Any, inputs: list[Any], outputs: list[Any]) -> None:
     main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
 
 
-def _written(parsed: Any) -> bytes:
+def written(parsed: Any) -> bytes:
+    """A module as a portable artefact, verified."""
     parsed.operation.verify()
     version = _stablehlo.get_version_from_compatibility_requirement(
         _stablehlo.StablehloCompatibilityRequirement.WEEK_4
@@ -299,7 +300,7 @@ def stacked(module: bytes) -> Stacked:
         for which, sums in (("arg_attrs", given), ("res_attrs", made)):
             if any(sums):
                 _place(main, which, sums)
-        return Stacked(_written(parsed), *found)
+        return Stacked(written(parsed), *found)
 
 
 def _stack_input(body: Any, number: int, each: _Placed) -> None:
