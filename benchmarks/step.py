@@ -5,7 +5,7 @@
 A step is forward, backward and update with optax's adamw, as one function that overwrites its
 state: language models of 2, 4 and 12 layers and a multilayer perceptron, on one device and on four
 of one host (:mod:`benchmarks.gangs.models`).  First losses are those of plain JAX on one device, or
-the system is left out.  The two systems take turns, and the one whose turn it is not is stopped.
+the system is left out.  The systems take turns, and those whose turn it is not are stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import measure
 
-JAX, LAB = "JAX, one process", "lab"
+JAX, LAB, DOOR = "JAX, one process", "lab", "JAX through the door"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 name, "benchmarks.gangs.models", cases,
                 system=system, devices=devices, expected=expected,
             )
-            for name, system in ((JAX, "jax"), (LAB, "lab"))
+            for name, system in ((JAX, "jax"), (LAB, "lab"), (DOOR, "door"))
         ]  # fmt: skip
         measured = measure(systems, cases, rounds=how.rounds, budget=how.budget, seed=how.seed)
         title = f"training steps, {devices} device{'s' * (devices > 1)} of one host"

@@ -3,7 +3,8 @@
 Language models of 2, 4 and 12 layers (:mod:`pathways_lab.workloads.language`) and a multilayer
 perceptron, with optax's adamw.  Their state is dozens to hundreds of arrays; examples are cut over
 the devices, everything else is copied to all of them.  Plain JAX runs a step in its one process
-on as many devices as the lab's host has, the lab on one host.
+on as many devices as the lab's host has, the lab on one host; through the door JAX's own code
+runs on the lab's devices.
 
 Rule for maintainers: both systems get the same functions, and their first losses are compared
 with those of plain JAX on one device before anything is timed.
@@ -205,9 +206,27 @@ class LabTraining(Training):
         self._lab.close()
 
 
+class DoorTraining(PlainTraining):
+    """JAX in this process, on the devices of a lab."""
+
+    def start(self) -> None:
+        self._lab, place = lab_and_slice(self.devices)
+        self._mesh = self._lab.open_door().mesh(place)
+
+    def stop(self) -> None:
+        self._lab.close()
+
+
+SYSTEMS: dict[str, Callable[..., Served]] = {
+    "jax": PlainTraining,
+    "lab": LabTraining,
+    "door": DoorTraining,
+}
+
+
 def make(system: str, devices: int, expected: dict[str, Sequence[float]]) -> Served:
     """The child for a system."""
-    return {"jax": PlainTraining, "lab": LabTraining}[system](devices, expected)
+    return SYSTEMS[system](devices, expected)
 
 
 if __name__ == "__main__":
