@@ -35,7 +35,7 @@ def loading(s: pw.Slice, t: pw.Slice, x: Any) -> None:
     assert step.in_shardings[0].mesh.size == 2
 
 
-@shows("pw.mpmd.named", "pw.mpmd.jit", "pw.mpmd.Step", "pw.mpmd.Fragment")
+@shows("pw.mpmd.named", "pw.mpmd.jit", "pw.mpmd.Step", "pw.mpmd.Fragment", "CapturedProgram.memory")
 def in_parts(s: pw.Slice, t: pw.Slice) -> None:
     encode, decode = pw.mpmd.named("encoder", dense), pw.mpmd.named("decoder", dense)
 
@@ -52,8 +52,10 @@ def in_parts(s: pw.Slice, t: pw.Slice) -> None:
     )
     data = np.ones((2, 4, 4), np.float32)
     both, first = step([np.eye(4, dtype=np.float32)] * 2, data, data)  # one message
+    held = step.capture(both, data, data).memory()  # by device, the most bytes of a run
     both, second = step(both, data, data)
     assert float(second) < float(first)
+    assert max(held.values()) > 2 * 4 * 4 * 4
     assert (both[0].slice, both[1].slice) == (s, t)
     assert [f.microbatch for f in step.fragments if f.kind == "backward"] == [0, 0, 1, 1]
 

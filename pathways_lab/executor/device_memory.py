@@ -54,7 +54,7 @@ AnyClaim = TypeVar("AnyClaim", bound=Claim)
 class Memory(Generic[AnyClaim]):
     """The account of one host.  limit: bytes per device; None: count only, never wait.
 
-    used: bytes in use by local device.  most: the most that ever were.
+    used: bytes in use by local device.  most: the most that were since the last :meth:`look`.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -81,6 +81,11 @@ class Memory(Generic[AnyClaim]):
         for device in devices:
             self.used[device] -= nbytes
         self._changed = True
+
+    def look(self) -> dict[int, int]:
+        """By device, the most bytes that were in use since the last look."""
+        most, self.most = self.most, dict(self.used)
+        return most
 
     # --- claims -----------------------------------------------------------------------
 

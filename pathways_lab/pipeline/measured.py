@@ -41,7 +41,7 @@ class Measured:
     messages, bytes: on the wire, by link.  Collectives are inside of computations and
         not counted.
     cpu: processor seconds of client and control plane, as far as it is known.
-    memory: the most bytes on one device, as sampled.
+    memory: the most bytes on one device.
     loss: the last one.  difference: see ``SideBySide``.  note: for people.
     """
 
@@ -79,7 +79,7 @@ def measure(recording: Recording, slices: Sequence[Slice], **known: Any) -> Meas
                     idle[cause] = idle.get(cause, 0.0) + share
     messages, nbytes = _links(records)
     used = [
-        int(r.value)
+        int(r.args["most"])
         for r in records
         if isinstance(r, Sample)
         and r.name == "memory"

@@ -29,10 +29,9 @@ from pathways_lab.client.functions.array_types import type_of
 from pathways_lab.client.lab import hooks, slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
+from pathways_lab.client.program.program import CapturedProgram
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.memory import liveness
-from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.slices.topology import Owned
 from pathways_lab.pipeline.candidates import OVER, Layout, Way, ways
 from pathways_lab.pipeline.mpmd.step import Step
@@ -337,14 +336,11 @@ class _Search:
             self._try(made, RUNS)
             made.calibrated = not made.why
 
-    def _plan(self, c: Candidate) -> tuple[Plan, Mapping[SliceId, tuple[Owned, ...]]]:
-        captured = c.step.capture(*self._types[0], **self._types[1])
-        assert captured.prepared is not None
-        return captured.prepared.plan, {b.slice: b.devices for b in captured.bindings}
+    def _captured(self, c: Candidate) -> CapturedProgram:
+        return c.step.capture(*self._types[0], **self._types[1])
 
     def _fits(self, c: Candidate) -> bool:
-        plan, at = self._plan(c)
-        used = peaks(plan, at)
+        used = self._captured(c).memory()
         c.memory = max(used.values(), default=0)
         hosts = next(iter(self._seen.values()))[1].hosts if self._seen else {}
         full = [d for d, nbytes in used.items() if d[0] in hosts and nbytes > hosts[d[0]][2]]
@@ -356,7 +352,9 @@ class _Search:
         if c.why or not self._fits(c):
             return
         self._tell(f"search: predicts {c.way}")
-        plan, at = self._plan(c)
+        captured = self._captured(c)
+        assert captured.prepared is not None
+        plan, at = captured.prepared.plan, {b.slice: b.devices for b in captured.bindings}
         group = _group(c.way)
         _, run = self._seen[group]
         known = self._known(group, c.step.on.values())
@@ -428,16 +426,6 @@ class _Search:
         known = self._costs.setdefault(group, {})
         for where, seconds in replay.means(run, UNCHANGED).items():
             known.setdefault(where, []).append(seconds)
-
-
-def peaks(plan: Plan, at: Mapping[SliceId, tuple[Owned, ...]]) -> dict[Owned, int]:
-    """By device, the most bytes that a run holds at once, its inputs included."""
-    lines = liveness.profile(plan, plan.inputs, [0] * len(plan.steps))
-    held: dict[Owned, list[list[int]]] = {}
-    for where, line in lines.items():
-        for device in at[where]:
-            held.setdefault(device, []).append(line)
-    return {device: max(liveness.peaks(of)) for device, of in held.items()}
 
 
 def _group(way: Way) -> Group:

@@ -40,7 +40,8 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          ``leased``, ``lease-ended`` (an island is one client's own; args order),
          ``late``, ``deadlock`` (what stands still; args text, story), ``silent``,
          ``answers`` (a host that says nothing, or does again; args text)
-Sample   ``memory`` (bytes in use on one host's devices; args device),
+Sample   ``memory`` (bytes in use on one host's devices; args device, most: the most
+         since the sample before),
          ``dropped`` (records lost before they were remembered),
          ``clock`` (by how many seconds a host's stamps may be off)
 ======== ======================================================================

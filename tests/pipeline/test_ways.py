@@ -96,7 +96,7 @@ def test_what_is_measured_is_what_the_records_say() -> None:
         return Span("transfer", 12.0, 13.0, "island0", "island0/host0", args=args)
 
     joined = Event("host-joined", 1.0, "island0", "island0/host1")
-    used = Sample("memory", 13.0, 64.0, "island0", "island0/host0", {"device": 1})
+    used = Sample("memory", 13.0, 64.0, "island0", "island0/host0", {"device": 1, "most": 64})
     timeline.extend(
         [
             gang(8.0, 9.9, 0), gang(11.0, 15.0, 0), gang(11.0, 13.0, 1),

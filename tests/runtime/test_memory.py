@@ -124,6 +124,12 @@ def test_without_a_limit_nothing_waits_and_all_is_counted() -> None:
         memory.lodge(claim)
     assert all(begin(memory, claim) for claim in reversed(claims))
     assert memory.most == {0: 300}
+    memory.give((0,), 200)
+    assert memory.look() == {0: 300}
+    memory.take((0,), 50)
+    memory.give((0,), 50)
+    assert memory.look() == {0: 150}
+    assert memory.look() == memory.used == {0: 100}
 
 
 # --- in the launcher -----------------------------------------------------------------

@@ -48,9 +48,10 @@ from pathways_lab.client.program.placement import Given, place
 from pathways_lab.client.program.primitives import Move
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.program import lowering
-from pathways_lab.core.program.program import Program
-from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.core.memory import liveness
+from pathways_lab.core.program import legality, lowering
+from pathways_lab.core.program.program import Call, Program
+from pathways_lab.core.slices.topology import Owned, SliceBinding
 from pathways_lab.runtime.jax_private import trace_context
 
 DISPATCH = ("parallel", "sequential")
@@ -205,6 +206,37 @@ class CapturedProgram:
         """Seconds that ``pw.emulated`` holds devices, by function key, where it does."""
         functions = self._must_run().functions
         return {code.key: code.held for code, _ in functions if code.held}
+
+    def memory(self, temporary: Mapping[str, int] | None = None) -> dict[Owned, int]:
+        """By device, host and number: the most bytes that a run of it makes it hold at once.
+
+        temporary: bytes that functions take while they run, by function key; hosts know them when
+            they have compiled the functions (``"compile"`` in the timeline).
+
+        Counted along the plan's order: inputs that the program does not donate all the time, those
+        that it donates, and what it makes, until their last reader; a transfer's target from the
+        transfer on.  A run on devices without more room never holds more.  Where there is more,
+        hosts run ahead of the order.
+
+        >>> max(step.capture(params, batch).memory().values())           # doctest: +SKIP
+        1310720
+        """
+        plan, needs = self._must_run().plan, temporary or {}
+        taken = {v for step in plan.steps for v in legality.donated_of(step.node)}
+        beside = dict.fromkeys(plan.slices, 0)
+        for value in {*plan.inputs} - taken:
+            where = plan.values[value].slice
+            assert where is not None, "a plan has a place for each value"
+            beside[where] += plan.values[value].nbytes
+        nodes = [step.node for step in plan.steps]
+        during = [needs.get(n.function, 0) if isinstance(n, Call) else 0 for n in nodes]
+        lines = liveness.profile(plan, taken.intersection(plan.inputs), during)
+        held: dict[Owned, list[list[int]]] = {}
+        for binding in self.bindings:
+            line = [beside[binding.slice] + more for more in lines[binding.slice]]
+            for device in binding.devices:
+                held.setdefault(device, []).append(line)
+        return {device: max(liveness.peaks(each)) for device, each in held.items()}
 
     def _must_run(self) -> Prepared:
         if self.prepared is None:

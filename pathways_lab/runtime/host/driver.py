@@ -379,7 +379,7 @@ class HostRim:
         failure = result if isinstance(result, Failure) else None
         temporary = result.temporary if isinstance(result, Executable) else 0
         if end > start:
-            self.reports.record(self._story.compiled(binding, code, start, end, failure))
+            self.reports.record(self._story.compiled(binding, code, start, end, result))
         self.reports.compiled(code.function, code.slice, temporary, failure)
 
     def compiling(self, binding: SliceBinding, code: Code, start: float, waiting: int) -> None:

@@ -19,7 +19,7 @@ from pathways_lab.core.program.program import Call, Line, Plan
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Decision, Send
 from pathways_lab.runtime.devices import Place
-from pathways_lab.runtime.host.compiler import Code
+from pathways_lab.runtime.host.compiler import Code, Executable
 from pathways_lab.runtime.host.segment_job import Ends, SegmentJob
 from pathways_lab.runtime.host.transfer_engine import Arrived
 from pathways_lab.timeline.packed import in_common, launched
@@ -191,7 +191,12 @@ class Story:
         )
 
     def compiled(
-        self, binding: SliceBinding, code: Code, start: float, end: float, failure: Failure | None
+        self,
+        binding: SliceBinding,
+        code: Code,
+        start: float,
+        end: float,
+        result: Executable | Failure,
     ) -> Span:
         """A function was compiled, or could not be."""
         offset = self._offset()
@@ -204,5 +209,10 @@ class Story:
             node=code.name,
             client=binding.client,
             line=_text(code.line),
-            args={"function": code.function, "slice": code.slice, "failed": failure is not None},
+            args={
+                "function": code.function,
+                "slice": code.slice,
+                "failed": isinstance(result, Failure),
+                "temporary": 0 if isinstance(result, Failure) else result.temporary,
+            },
         )

@@ -204,25 +204,26 @@ class Reports:
         self.flush()
 
     def _sample_memory(self) -> None:
-        memory = {device: used for device, used in self._memory.used.items() if used}
-        now = time.monotonic()
-        if memory == self._sampled:
+        memory, before = self._memory, self._sampled
+        if memory.used == before == memory.most:
             return
+        now = time.monotonic()
         if now - self._sampled_at < MEMORY_PERIOD:
             if not self._sampling:
                 self._sampling = True
                 self._later(MEMORY_PERIOD, self._sample_later)
             return
-        for device in sorted(memory.keys() | self._sampled.keys()):
-            if memory.get(device, 0) != self._sampled.get(device, 0):
+        self._sampled, self._sampled_at = dict(memory.used), now
+        for device, most in sorted(memory.look().items()):
+            used = self._sampled[device]
+            if not used == most == before.get(device, 0):
                 self.record(
                     Sample(
                         "memory",
                         self._clock(),
-                        float(memory.get(device, 0)),
+                        float(used),
                         self._island,
                         self._host,
-                        {"device": device, "most": self._memory.most.get(device, 0)},
+                        {"device": device, "most": most},
                     )
                 )
-        self._sampled, self._sampled_at = memory, now

@@ -239,7 +239,7 @@ TABLES = {
             "time": Column("DOUBLE", TIME),
             **DEVICE,
             "bytes": Column("BIGINT", "in use"),
-            "most": Column("BIGINT", "bytes that were in use at most, so far"),
+            "most": Column("BIGINT", "bytes that were in use at most, since the sample before"),
         },
         _memory,
     ),
