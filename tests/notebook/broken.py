@@ -129,8 +129,21 @@ ALL = (
     ),
     Broken(
         "clock: a page does not say that nothing comes", NOTEBOOK + "view/page.js",
-        'this.behind.textContent = late >= LATE ? `${Math.round(late)} s behind` : "";', "",
+        "(late >= LATE ? `${Math.round(late)} s behind` : \"\")", '""',
         HEAD + "test_an_old_picture_of_what_runs_says_so_beside_its_advice",
+    ),
+    Broken(
+        "held: nothing says so", NOTEBOOK + "view/page.js",
+        "const held = header.at !== null &&", "const held = false &&",
+        HEAD + "test_a_held_picture_says_so_and_the_way_back",
+    ),
+    Broken(
+        "held: the clock goes on", NOTEBOOK + "view/page.js", "this.foot.show(told);",
+        "this.foot.show(header);", HOLD,
+    ),
+    Broken(
+        "held: Esc does not follow", NOTEBOOK + "view/page.js",
+        "    if (this.resting) this.follow();\n", "", HOLD,
     ),
     Broken(
         "clock: compiling goes back", NOTEBOOK + "view/page.js",

@@ -337,7 +337,7 @@ class Page:
             moment,
         )
         self.page.wait_for_function(
-            "m => document.querySelector('.pathways-lab-state').textContent === `at ${m} s`",
+            "m => document.querySelector('.pathways-lab-behind').textContent.includes(`at ${m} s`)",
             arg=f"{moment:.2f}",
         )
 

@@ -225,14 +225,15 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     page.show("hold.ipynb", noted + feed(), COMPILES, STUCK, command="notebook:run-cell")
     grows(page)
     page.page.click(".pathways-lab-button:has-text('pause')")
-    held = newest(page)
+    held, moment = newest(page), page.page.inner_text(".pathways-lab-moment")
+    assert f"held at {moment}: Esc" in page.page.inner_text(".pathways-lab-behind")
     note = page.page.locator(".pathways-lab >> text=/noted at [0-9]/").first
     text, told = note.inner_text(), page.page.get_attribute(BODY, "aria-label")
     page.page.wait_for_timeout(1000)
     assert page.page.get_attribute(BODY, "aria-label") == told, "it says what is shown"
-    assert newest(page) == held
-    assert note.inner_text() == text
-    page.page.click(".pathways-lab-button:has-text('follow')")
+    assert (newest(page), note.inner_text()) == (held, text)
+    assert page.page.inner_text(".pathways-lab-moment") == moment
+    page.page.keyboard.press("Escape")
     until(lambda: newest(page) > held + 0.9)
     text = note.inner_text()
     until(lambda: note.inner_text() != text)  # what is said above a figure moves with it
@@ -240,7 +241,7 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     page.page.locator(".pathways-lab-compiling:has-text('compiling forward, 1 of 5, ')").wait_for()
     # From now on nothing comes: the page says so by its own clock.
     page.run_cell(2)
-    page.page.locator(".pathways-lab-behind:text-matches('^[2-9] s behind$')").wait_for()
+    page.page.locator(".pathways-lab-behind:text-matches('^picture [2-9] s behind$')").wait_for()
     assert page.page.inner_text(".pathways-lab-compiling").startswith("compiling forward, 1 of 5, ")
 
 

@@ -139,10 +139,21 @@ def test_an_old_picture_of_what_runs_says_so_beside_its_advice(head: Shown) -> N
     assert head.says("behind") == ""
     assert head.says("advice") == "island1 waits"
     head.count(3.2, state="running")
-    assert head.says("behind") == "3 s behind"
+    assert head.says("behind") == "picture 3 s behind"
     head.count(3.2, state="running", late=2.0)
-    assert head.says("behind") == "5 s behind", "the kernel's part, and the page's"
+    assert head.says("behind") == "picture 5 s behind", "the kernel's part, and the page's"
     head.count(60.0, state="idle")
     assert head.says("behind") == "", "what stands is not late"
+    head.show(state="running")
+    assert head.says("behind") == ""
+
+
+def test_a_held_picture_says_so_and_the_way_back(head: Shown) -> None:
+    """What runs goes on meanwhile, and its state with it."""
+    head.show(state="running", at=9.391)
+    assert head.says("state") == "running"
+    assert head.says("behind") == "picture held at 9.39 s: Esc or follow shows the present"
+    head.count(3.2, state="running", at=9.391)
+    assert head.says("behind").startswith("picture held at 9.39 s")
     head.show(state="running")
     assert head.says("behind") == ""

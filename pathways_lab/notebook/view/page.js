@@ -42,8 +42,7 @@ class Head {
     this.title.textContent = header.title;
     // What was asked for is under way until the lab says how it ended.
     const state = this.cancelled && header.actions.includes("cancel") ? "cancelling" : header.state;
-    this.state.textContent = header.at === null ? state : `at ${header.at.toFixed(2)} s`;
-    this.state.dataset.state = state;
+    this.state.textContent = this.state.dataset.state = state;
     this.count(header, age);
     this.status.textContent = header.status;
     this.progress.hidden = header.progress < 0;
@@ -76,7 +75,9 @@ class Head {
     const took = (now - this.since).toFixed(1);
     this.compiling.textContent = name ? `compiling ${name}, ${number} of ${total}, ${took} s` : "";
     const late = header.late + (header.state === "running" && age > LATE ? age : 0);
-    this.behind.textContent = late >= LATE ? `${Math.round(late)} s behind` : "";
+    const held = header.at !== null && `held at ${header.at.toFixed(2)} s: Esc or follow shows the present`;
+    this.behind.textContent = held || (late >= LATE ? `${Math.round(late)} s behind` : "");
+    if (this.behind.textContent) this.behind.prepend("picture ");
   }
 
   button(name) {
@@ -158,7 +159,7 @@ class View {
     );
     this.paused = false;
     this.clock = setInterval(() => {
-      if (feed.header && !feed.frozen && !document.hidden) this.head.count(feed.header, feed.age);
+      if (feed.header && !feed.frozen && !document.hidden) this.head.count(this.told, feed.age);
     }, TICK);
     this.fitted = [];
     this.size = new ResizeObserver(() => requestAnimationFrame(() => {
@@ -246,12 +247,12 @@ class View {
 
   header(header) {
     // A picture that is held keeps what explains it.
-    const told = { ...header, ...(this.paused && this.held) };
+    const told = (this.told = { ...header, ...(this.paused && this.held) });
     this.head.show(told, this.feed.age);
-    this.foot.show(header);
+    this.foot.show(told);
     this.feed.light();
-    if (!this.paused) this.covered = header.shown[1] - header.shown[0];
-    this.resting = this.paused || header.at !== null;
+    this.covered = told.shown[1] - told.shown[0];
+    this.resting = told.at !== null;
     this.pause.textContent = this.resting ? "follow" : "pause";
     this.other.textContent = header.window;
     this.other.hidden = !header.window;
@@ -262,8 +263,8 @@ class View {
   hold() {
     if (this.paused || this.feed.frozen) return;
     this.paused = true;
-    const { legend, advice, summary } = this.feed.header;
-    this.held = { legend, advice, summary };
+    const { legend, advice, summary, status, progress, shown, moments, at } = this.feed.header;
+    this.held = { legend, advice, summary, status, progress, shown, at: at ?? moments[1] };
     this.header(this.feed.header);
   }
 
@@ -398,11 +399,17 @@ class View {
       t: () => this.read(),
       w: () => this.feed.act("window"),
       u: () => this.feed.act("fold"),
-      Escape: () => this.stretch.remove() ?? this.feed.choose(null),
+      Escape: () => this.letGo(),
     };
     if (!keys[event.key]) return;
     event.stopPropagation(); // the notebook has commands on the same keys
     if (keys[event.key]() !== true) event.preventDefault();
+  }
+
+  letGo() {
+    this.stretch.remove();
+    this.feed.choose(null);
+    if (this.resting) this.follow();
   }
 
   zoom(factor) {
