@@ -23,7 +23,7 @@ from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured
 from benchmarks.looking import EIGHT, IMPORTS, VIEWING, Kernel
-from pathways_lab.notebook.scene.picture import BEHIND
+from pathways_lab.notebook.view.picture import BEHIND
 
 SECONDS = 15.0
 """For which a kernel calls."""

@@ -12,8 +12,8 @@ from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.panels.queues import waits_so_far
 from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.gang_number import number
-from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.notebook.view.view import View
 from pathways_lab.timeline.log import Timeline

@@ -18,8 +18,8 @@ from pathways_lab.notebook.dashboard.process import FILES
 from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import present
 from pathways_lab.notebook.scene.palette import palette_of
-from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.view import cpu_budget
+from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Machine

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
-from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.scene.plot import FRAME, wide
 from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Record, Span

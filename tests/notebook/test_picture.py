@@ -12,15 +12,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.notebook.scene import picture
 from pathways_lab.notebook.scene.gang_number import NOBODY, number, parts
 from pathways_lab.notebook.scene.header import Header
 from pathways_lab.notebook.scene.live_fold import LATE, Present
-from pathways_lab.notebook.scene.picture import FOLD, LAST, Picture, Wanted
 from pathways_lab.notebook.scene.plot import Plot
 from pathways_lab.notebook.scene.scene import Scene
-from pathways_lab.notebook.view import render_process, renderers, view
+from pathways_lab.notebook.view import picture, render_process, renderers, view
 from pathways_lab.notebook.view.frozen import Bundle
+from pathways_lab.notebook.view.picture import FOLD, LAST, Picture, Wanted
 from pathways_lab.notebook.view.render_process import Studio
 from pathways_lab.notebook.view.stills import Still, Stills
 from pathways_lab.notebook.view.stream import Message, Stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathways_lab.notebook.dashboard.state import state
-from pathways_lab.notebook.scene.picture import Picture, Wanted
+from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
 

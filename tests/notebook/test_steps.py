@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pathways_lab.notebook.panels import DEFAULT, PANELS
 from pathways_lab.notebook.scene.overview import Profile
 from pathways_lab.notebook.scene.palette import Palette
-from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.scene.plot import FRAME, LEFT, WIDTH, wide
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.steps import LATE, SHORTEST, Steps, Window
 from pathways_lab.notebook.view.frozen import freeze
+from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Record, Span, own
 from tests.notebook.synthetic import Cluster, arrival, training
@@ -52,7 +52,7 @@ def test_the_last_two_steps_are_shown_and_stand_until_the_next_one() -> None:
         assert end == pytest.approx(begun[4] + step), "and room for the present one"
     scene = scene_at(records, now)
     assert scene.lately(now) == (0.0, now)
-    assert PANELS["queues"](scene, now).note.startswith("last runs of train: 4 and 5 · ")
+    assert PANELS["queues"](scene, now).note.startswith("last 2 runs of train · ")
 
 
 def test_the_notes_of_panels_are_not_cut() -> None:

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from pathways_lab.notebook.scene import picture as picture_of
-from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.view import frozen, live, view
+from pathways_lab.notebook.view import picture as picture_of
 from pathways_lab.notebook.view.frozen import LIMIT, Bundle
+from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.notebook.view.stills import SHARE, Stills
 from pathways_lab.timeline.log import Timeline
 from tests.notebook.synthetic import Cluster, arrival, training

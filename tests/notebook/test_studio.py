@@ -6,8 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.notebook.scene.picture import FOLD, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view import renderers
+from pathways_lab.notebook.view.picture import FOLD, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view.render_process import Studio
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event

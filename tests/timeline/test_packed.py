@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.notebook.panels import PANELS, plots
-from pathways_lab.notebook.scene.picture import Past, Picture, Wanted
 from pathways_lab.notebook.scene.plot import Plot
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.table import Table
+from pathways_lab.notebook.view.picture import Past, Picture, Wanted
 from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.gangs import RECENT, Gangs
 from pathways_lab.timeline.log import Timeline, items_within, within

@@ -16,8 +16,8 @@ from collections import deque
 from typing import Any
 
 from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
-from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.view.answers import ANSWERED, answer
+from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.notebook.view.stream import Message, Stream
 from pathways_lab.timeline.log import Timeline
 

@@ -32,10 +32,10 @@ from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import Watch
 from pathways_lab.notebook.panels import DEFAULT
 from pathways_lab.notebook.scene.live_fold import Present
-from pathways_lab.notebook.scene.picture import FOLD
 from pathways_lab.notebook.view import PAGE
 from pathways_lab.notebook.view.cpu_budget import Pace
 from pathways_lab.notebook.view.machine_load import COUNT, give_way, spare
+from pathways_lab.notebook.view.picture import FOLD
 from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.processes import child_process
 

@@ -73,7 +73,7 @@ WAITED = (
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    rows = scene.lanes.rows
+    rows, shown = scene.lanes.rows, scene.shown
     count = len(rows.labels)
     each = max(7.0, min(28.0, 420.0 / max(count, 1)))
     open_bars = _open(scene, now)
@@ -83,7 +83,7 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="queues",
         title="Device queues",
-        note=_steps(scene) + NOTE,
+        note=(f"last {len(shown.runs)} runs of {shown.program} · " if shown else "") + NOTE,
         height=max(60, round(each * (rows.end + 0.5))),
         x=scene.range(now),
         y=(-0.6, max(rows.end, 0.5) + 0.1),
@@ -120,14 +120,6 @@ def plot(scene: Scene, now: float) -> Plot:
         bands=rows.bands[1::2],
         empty=nothing(scene),
     )
-
-
-def _steps(scene: Scene) -> str:
-    """The loop whose last steps are shown, if any is."""
-    if (shown := scene.shown) is None:
-        return ""
-    first, *more, last = map(own, shown.runs)
-    return f"last runs of {shown.program}: {first} {'to' if more else 'and'} {last} · "
 
 
 def _open(scene: Scene, now: float) -> dict[str, list[Any]]:

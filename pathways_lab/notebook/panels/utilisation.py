@@ -79,11 +79,11 @@ def plot(scene: Scene, now: float) -> Plot:
         percent = 100 * recent(edges[:-1], floor, float(edges[-1]), back)
         readouts[float(row)] = f"{percent:.0f} %"
     islands = len(scene.machine.islands)
-    clients = ", then of all devices by client" if len(bands) > islands else ""
+    clients = " and client" if len(bands) > islands else ""
     return Plot(
         name="utilisation",
         title="Utilisation",
-        note=f"share of each island that computes, by program{clients}; at the right over the "
+        note=f"share of each island{clients} that computes; at the right, of the "
         + ("whole time" if whole else "last second"),
         height=max(56, min(420, 52 * len(bands) + 4)),
         x=scene.range(now),

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from pathways_lab.notebook.draw.svg import picture
 from pathways_lab.notebook.panels import PANELS
+from pathways_lab.notebook.panels.legend import legend
 from pathways_lab.notebook.scene.duration import duration
-from pathways_lab.notebook.scene.legend import legend
 from pathways_lab.notebook.scene.palette import palette_of
 from pathways_lab.notebook.scene.plot import Plot
 from pathways_lab.notebook.scene.scene import Scene

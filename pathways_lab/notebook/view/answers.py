@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import re
 
-from pathways_lab.notebook.scene.picture import Picture
+from pathways_lab.notebook.view.picture import Picture
 from pathways_lab.notebook.view.stream import Message
 from pathways_lab.timeline.export import perfetto
 from pathways_lab.timeline.log import items_within

@@ -20,8 +20,8 @@ from typing import Any
 
 from pathways_lab.notebook.draw.svg import picture
 from pathways_lab.notebook.panels import completed, plots
+from pathways_lab.notebook.panels.legend import legend
 from pathways_lab.notebook.scene.advice import advice
-from pathways_lab.notebook.scene.legend import legend
 from pathways_lab.notebook.scene.palette import Palette
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import lead_note, merged_note, summary, table

@@ -32,10 +32,10 @@ from weakref import WeakValueDictionary
 
 from pathways_lab.notebook.draw.bokeh_figures import documented
 from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
-from pathways_lab.notebook.scene.picture import LAST, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view.answers import answer
 from pathways_lab.notebook.view.cpu_budget import PERIOD, Pace
 from pathways_lab.notebook.view.machine_load import COUNT, give_way, spare
+from pathways_lab.notebook.view.picture import LAST, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view.stills import Stills
 from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.runtime.processes import child_process

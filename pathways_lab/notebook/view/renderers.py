@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from pathways_lab.notebook.scene.picture import FOLD, Picture, Wanted
 from pathways_lab.notebook.view import answers
 from pathways_lab.notebook.view.cpu_budget import LATE, PERIOD, Pace
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.notebook.view.machine_load import Idle
+from pathways_lab.notebook.view.picture import FOLD, Picture, Wanted
 from pathways_lab.notebook.view.stills import Still, Stills
 from pathways_lab.notebook.view.stream import Message, Stream
 from pathways_lab.runtime.processes import child_process

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pathways_lab.notebook.scene.picture import Picture
 from pathways_lab.notebook.view.frozen import Bundle
+from pathways_lab.notebook.view.picture import Picture
 
 PERIOD = 10.0
 """Seconds between two still pictures of a view that moves."""

@@ -23,11 +23,11 @@ from weakref import WeakKeyDictionary
 
 from pathways_lab.notebook.kernel import line_index
 from pathways_lab.notebook.panels import chosen
-from pathways_lab.notebook.scene.picture import LAST, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view import renderers
 from pathways_lab.notebook.view.answers import ANSWERED
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.notebook.view.live import LiveFigures
+from pathways_lab.notebook.view.picture import LAST, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view.stills import Still
 from pathways_lab.notebook.view.stream import Message
 from pathways_lab.timeline.log import Timeline

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pathways_lab.notebook.panels import chosen, completed, plots
+from pathways_lab.notebook.panels.legend import legend
 from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.header import Header
-from pathways_lab.notebook.scene.legend import legend
 from pathways_lab.notebook.scene.live_fold import Present
 from pathways_lab.notebook.scene.palette import palette_of
 from pathways_lab.notebook.scene.plot import FRAME, Plot

@@ -1,12 +1,15 @@
 """The legend of a picture: the meaning of the colours that it shows, and of no others.
 
 Problem: a legend of everything that a lab ever ran is longer than the picture
-and explains colours that are not in it.
+and explains colours that are not in it.  Causes are few, and a card of a gang that is not in the
+window any more names them: they are those of all that is drawn, which a drag or a zoom shows.
 
 Rule for maintainers: asked by every picture, live, frozen or several below each other.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.panels.order import around_frontier
@@ -35,7 +38,7 @@ def legend(panels: tuple[str, ...], *seen: tuple[Scene, float]) -> Legend:
     whole = [own for own, (_, nodes) in zip(whole, out, strict=True) if own not in nodes]
     if {"islands", "queues", "utilisation"} & set(panels) and whole:
         out.insert(0, ("programs", tuple(whole)))
-    causes = sorted(set().union(*(_causes(*each, panels) for each in seen)))
+    causes = sorted(set().union(*(_causes(scene, panels) for scene, _ in seen)))
     if causes:
         out.append(("waits for", tuple((WAITS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
     if "hosts" in panels and any(len(scene.worked.table) for scene, _ in seen):
@@ -59,10 +62,10 @@ def _programs(scene: Scene, now: float, panels: set[str]) -> set[str]:
     return out
 
 
-def _causes(scene: Scene, now: float, panels: tuple[str, ...]) -> set[int]:
+def _causes(scene: Scene, panels: tuple[str, ...]) -> set[int]:
     if "planned" in panels:
         return scene.seen_causes
     if "queues" not in panels:
         return set()
-    now_running = waits_so_far(scene)["kind"].astype(int).tolist()
-    return scene.waited.within(*scene.range(now), "kind") | set(now_running)
+    kinds = scene.waited.table.columns()["kind"], waits_so_far(scene)["kind"]
+    return {int(kind) for each in kinds for kind in np.unique(each)}
