@@ -76,18 +76,15 @@ class Wait:
 DeviceWaits = list[tuple[tuple[int, ...], Wait]]
 """Waits, and the devices that had each."""
 
-
 Part = tuple[tuple[int, ...], str, float, float]
 """Devices, and what they waited for from when until when (seconds)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowWaits:
-    """A row, and what its devices waited for.
-
-    first: before its first gang.  Before the others, each from *since* until it started
-    (*until*): for an earlier computation until *cut*, if there is one, then for dispatch.
-    """
+    """A row, and what its devices waited for: before its first gang *first*, before each of the
+    others from *since* until it started (*until*), for an earlier computation until *cut*, if there
+    is one, then for dispatch."""
 
     row: Row
     when: Times
@@ -177,29 +174,34 @@ class _Latest:
             done += many
 
 
+Ended = tuple[float, str, int]
+"""When a computation ended (seconds), its node, and the slice."""
+_NEVER: Ended = (float("-inf"), "", -1)
+
+
 @dataclass(slots=True)
 class _Run:
     """ended: by step, on the last host that is known to have ended it.
 
-    first: when it had its first places.  ahead: when the last computation before that had ended
+    first: when it had its first places.  ahead: the last computation that had ended before that
     on the slices that have these places.  arrived: transfers by host and step.
     """
 
     submitted: float = float("-inf")
     first: float = float("inf")
-    ahead: float = float("-inf")
+    ahead: Ended = _NEVER
     admitted: tuple[str, float, float] | None = None
     compiling: list[tuple[float, float]] | None = None
     hosts: set[str] = field(default_factory=set)
     ended: _Latest = field(default_factory=_Latest)
     arrived: dict[str, dict[int, Span]] = field(default_factory=dict)
 
-    def placed(self, time: float, ended: Iterable[float]) -> None:
+    def placed(self, time: float, ended: Iterable[Ended]) -> None:
         """It had places at *time*.  ended: on each of their slices, the last computation."""
         if time < self.first:
-            self.first, self.ahead = time, float("-inf")
-        if time == self.first:
-            self.ahead = max((self.ahead, *(min(end, time) for end in ended)))
+            self.first, self.ahead = time, _NEVER
+        for end, node, slice_id in ended if time == self.first else ():
+            self.ahead = max(self.ahead, (min(end, time), node, slice_id))
 
     def ends(self, steps: Iterable[int]) -> list[float]:
         """When *steps* ended, as far as that is known."""
@@ -219,7 +221,7 @@ class Waits:
         self._runs: dict[int, _Run] = {}
         self._compiled: dict[tuple[int, str], tuple[float, float]] = {}
         self._last_compiled = float("-inf")
-        self._ended: dict[int, float] = {}
+        self._ended: dict[int, Ended] = {}
         self._together: dict[str, tuple[Lane, ...]] = {}
         self._free: dict[Lane, float] = {}
         self._idle: dict[Lane, list[tuple[float, float]]] = {}
@@ -275,16 +277,20 @@ class Waits:
             cut = np.clip(inputs, when.end[:-1], when.start[1:])
         run.hosts.add(row.host)
         run.ended.add_many(row.step, when.end)
-        self._end(about.slice, float(when.end[-1]))
+        self._end(about.slice, float(when.end[-1]), row.about(row.count - 1).node)
         self._free.update(dict.fromkeys(lanes, float(when.end[-1])))
         self._held(row.host, _Held(about.devices, when.start[-LAST:], when.end[-LAST:]))
         return RowWaits(row, when, first, cut)
 
-    def _last_end(self, slice_id: int) -> float:
-        return self._ended.get(slice_id, float("-inf"))
+    def ahead(self, run: int) -> Ended:
+        """The computation until whose end a run had no places, as far as is remembered."""
+        return self._runs[run].ahead if run in self._runs else _NEVER
 
-    def _end(self, slice_id: int, time: float) -> None:
-        self._ended[slice_id] = max(self._last_end(slice_id), time)
+    def _last_end(self, slice_id: int) -> Ended:
+        return self._ended.get(slice_id, _NEVER)
+
+    def _end(self, slice_id: int, time: float, node: str) -> None:
+        self._ended[slice_id] = max(self._last_end(slice_id), (time, node, slice_id))
         if len(self._ended) > KEEP:
             del self._ended[next(iter(self._ended))]
 
@@ -372,7 +378,7 @@ class Waits:
             yield devices, Wait(cause, start, end, span)
         run.hosts.add(span.host)
         run.ended.add(span.step, span.end)
-        self._end(int(span.args.get("slice", -1)), span.end)
+        self._end(int(span.args.get("slice", -1)), span.end, span.node)
         self._held(span.host, _Held(span.devices, (span.start,), (span.end,)))
 
     def _before(
@@ -434,7 +440,7 @@ class Waits:
         begun = run.first if run.first < float("inf") else begin
         if run.admitted is not None:
             yield run.admitted
-        yield INPUT, begin, run.ahead
+        yield INPUT, begin, run.ahead[0]
         flow, arrived = self._flows.run(gang.run), run.arrived.get(gang.host, {})
         arrivals: list[Span | None]
         if gang.step < len(flow):
@@ -552,10 +558,9 @@ def stretches(records: Iterable[Record], start: float, end: float) -> dict[Lane,
     out: dict[Lane, list[Stretch]] = {}
     for record in sorted(records, key=known_order):
         for devices, wait in fold.add(record):
+            waited = Stretch(wait.cause, wait.start, wait.end, wait.gang)
             for lane in lanes_of(wait.gang.island, wait.gang.host, devices):
-                out.setdefault(lane, []).append(
-                    Stretch(wait.cause, wait.start, wait.end, wait.gang)
-                )
+                out.setdefault(lane, []).append(waited)
         if isinstance(record, Span) and record.kind == "gang":
             for lane in lanes_of(record.island, record.host, record.devices):
                 out.setdefault(lane, []).append(Stretch(RUNNING, record.start, record.end, record))

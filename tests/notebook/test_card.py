@@ -43,9 +43,26 @@ def test_the_card_tells_what_was_waited_for_and_who_makes_the_inputs() -> None:
     steps = {r.node: r.step for r in records if isinstance(r, Span) and r.kind == "gang"}
     told = card(records, steps["fwd1"])
     # Submitted at 0, granted at 1 ms; fwd0 takes 40 ms from 4 ms on, and its bytes 10 ms.
-    assert told["waited"] == "43 ms earlier computation, 10 ms input transfer, 1 ms dispatch"
+    assert told["waited"] == (
+        "43 ms earlier computation (fwd0 on island0), 10 ms input transfer, 1 ms dispatch"
+    )
     assert told["inputs from"] == "fwd0"
     assert not card(records, steps["fwd0"])["inputs from"]
+
+
+def test_a_gang_whose_run_had_no_places_says_for_which_computation_they_were_withheld() -> None:
+    cluster = Cluster()
+    for run, begin in ((RUN, 0.0), (RUN + 1, 0.42)):
+        cluster.records.append(Event("submitted", 0.0, run=run, program="p", args={"plan": ""}))
+        end = cluster.gang(0, run, 0, "p", "a", "", begin, 0.1, max(0.0, begin - 0.01))
+        cluster.gang(1, run, 1, "p", "b", "", end, 0.3, max(0.0, begin - 0.01))
+    log = Timeline(clock=lambda: 9.0)
+    log.extend(cluster.in_order())
+    picture = Picture(log, Wanted(origin=0.0, since=0.0))
+    picture.look(9.0)
+    picture.do("choose", number(RUN + 1, 0))
+    told = dict(picture.look(9.0)[1].chosen)["waited"]
+    assert told == "300 ms earlier computation (b on island1), 20 ms dispatch"
 
 
 def test_an_arrival_has_a_card_of_what_moved_from_where_to_where() -> None:

@@ -181,7 +181,7 @@ def test_the_text_form_is_a_table_of_devices() -> None:
     assert lines[1].split() == ["island", "host", "device", "busy", "last", "computation"]
     assert lines[2].split()[:3] == ["island0", "host0", "0"]
     assert len(lines) == 1 + 1 + 8 + 1 + 1
-    assert lines[-1].startswith("  island0 waits 2")
+    assert lines[-1].startswith("  bwd1 on island1 is waited for: island0 computes 77 %")
 
 
 def test_untrusted_and_scriptless() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.waits import INPUT
 from tests.notebook.synthetic import Cluster, arrival, training
 
 END = 5.0
@@ -237,11 +239,12 @@ def test_causes_of_waiting_have_their_names_where_there_is_room() -> None:
     plot = PANELS["queues"](scene, 1.0)
     marks = scene.waited.table.columns()
     words = next(dict(each.columns) for each in plot.layers if each.name == "queues-causes")
-    assert words["text"].count("earlier computation") == 2
+    assert {"waits for bwd2", "waits for bwd1"} <= set(words["text"]), "and which one it is"
     for x, text in zip(words["x"], words["text"], strict=True):
         if not text:
             continue
-        of = (marks["kind"] == WAITS.index(text)) & (marks["left"] <= x) & (x <= marks["right"])
+        cause = INPUT if text.startswith("waits for ") else text
+        of = (marks["kind"] == WAITS.index(cause)) & (marks["left"] <= x) & (x <= marks["right"])
         wide_enough = (marks["right"] - marks["left"]) * FRAME > wide(text)
         assert (of & wide_enough).any(), "it would lie on its neighbours"
     many = scene_of(training(1, islands=20), 1.0)
@@ -280,6 +283,9 @@ def test_the_sums_of_a_stretch_are_those_of_its_records() -> None:
         for run in waits for devices, wait in run.waits
     )  # fmt: skip
     assert told["waited"].startswith(f"{100 * waited / (16 * (end - start)):.0f} %: ")
+    percent = re.compile(r"\d+(?= %)")
+    parts = [int(percent.match(told[of])[0]) for of in ("computed", "waited", "nothing to do")]
+    assert sum(parts) == 100
     shown.do("choose", None)
     assert shown.look(END)[1].chosen == ()
 

@@ -63,9 +63,7 @@ def _programs(scene: Scene, now: float, panels: set[str]) -> set[str]:
 
 
 def _causes(scene: Scene, panels: tuple[str, ...]) -> set[int]:
-    if "planned" in panels:
-        return scene.seen_causes
-    if "queues" not in panels:
+    if not {"planned", "queues"} & set(panels):
         return set()
     kinds = scene.waited.table.columns()["kind"], waits_so_far(scene)["kind"]
     return {int(kind) for each in kinds for kind in np.unique(each)}

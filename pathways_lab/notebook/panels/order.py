@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_lab.notebook.scene.awaited import missing
 from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, RIGHT, Layer, Plot, wide
@@ -144,7 +145,7 @@ def why(scene: Scene, gang: Gang, host: str, state: str) -> str:
         return f"far longer than ever before, which was {1000 * longest:.1f} ms"
     if state == "running":
         return "it computes"
-    node, made = awaited(scene, gang, host)
+    node, made = missing(scene, gang, host)
     if made is not None:
         return f"waits for {node} (#{made.place[1]} of {made.island}), which is {made.state}"
     if node:
@@ -152,22 +153,6 @@ def why(scene: Scene, gang: Gang, host: str, state: str) -> str:
     if state == "launched":
         return "behind others in the queues of its devices"
     return "its turn comes after the gangs before it"
-
-
-def awaited(scene: Scene, gang: Gang, host: str) -> tuple[str, Gang | None]:
-    """The node whose value a gang has not got on a host, "" for none, and the gang that makes it
-    if that has not ended."""
-    flow = scene.flows.run(gang.run)
-    for step in flow[gang.step].after if gang.step < len(flow) else ():
-        source = step
-        while flow[source].transfer and flow[source].after:
-            source = flow[source].after[0]
-        made = scene.gangs.by_key.get((gang.run, source))
-        if made is not None and made.state != "done":
-            return made.node, made
-        if step != source and not scene.arrived(gang.run, step, host):
-            return flow[source].node, None
-    return "", None
 
 
 def _slowest(gang: Gang) -> tuple[str, ...]:

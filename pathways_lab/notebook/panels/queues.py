@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pathways_lab.notebook.panels.order import awaited
+from pathways_lab.notebook.scene.awaited import maker, needed
 from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.duration import duration
-from pathways_lab.notebook.scene.gang_number import number
+from pathways_lab.notebook.scene.gang_number import number, parts
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, PAINTS, family, ink_on
 from pathways_lab.notebook.scene.plot import (
     BOXES,
@@ -37,6 +37,7 @@ from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.gangs import GangKey
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import own
+from pathways_lab.timeline.waits import INPUT
 
 MOST_WORDS = 200
 """Labels on bars at most, and beside marks."""
@@ -197,7 +198,7 @@ def _readouts(scene: Scene, now: float) -> dict[float, str]:
     or which node an idle lane waits for.  Beside a host that is late, hosts that are hardly so are
     no news."""
     out = dict.fromkeys(scene.lanes.rows.labels, "")
-    late, idle = scene.late(now), _awaited(scene)
+    late, idle = scene.late(now), needed(scene)
     least = FAINT * max(late.values(), default=0.0)
     for lane in scene.rows.of:
         row = scene.drawn_at(lane)
@@ -213,24 +214,6 @@ def _readouts(scene: Scene, now: float) -> dict[float, str]:
     return out
 
 
-def _awaited(scene: Scene) -> dict[Lane, str]:
-    """The nodes whose values the next gangs of devices have not got."""
-    out: dict[Lane, str] = {}
-    for island in () if scene.final else scene.machine.islands:
-        seen: set[int] = set()
-        for gang in scene.gangs.order(island):
-            bound = scene.machine.slices.get(gang.slice)
-            if gang.over or bound is None or gang.slice in seen:
-                continue
-            seen.add(gang.slice)
-            for host, device in bound.devices:
-                lane = Lane(island, host, device)
-                if lane not in out and gang.state_on(host) == "granted":
-                    node, _ = awaited(scene, gang, host)
-                    out[lane] = node
-    return {lane: node for lane, node in out.items() if node}
-
-
 def _host_labels(rows: Rows, each: float) -> dict[float, str]:
     """A label per host where there is no room for one per device."""
     of: dict[tuple[str, str], list[float]] = {}
@@ -244,17 +227,27 @@ def _host_labels(rows: Rows, each: float) -> dict[float, str]:
 
 
 def _causes(scene: Scene, marks: dict[str, Any], now: float, each: float) -> dict[str, list[Any]]:
-    """The names of causes beside their marks: colours alone may look alike."""
+    """The names of causes beside their marks, since colours alone may look alike: of an earlier
+    computation its own."""
     start, end = scene.range(now)
     left, right = np.maximum(marks["left"], start), np.minimum(marks["right"], end)
     room, kinds = (right - left) / (end - start), marks["kind"].astype(int)
     middle = (marks["top"] + marks["bottom"]) / 2
     fits = _apart(_widest(room * (each >= TALL)), middle, (left - start) / (end - start))
+    runs = {own(run): run for run in scene.runs}
+
+    def word(n: int) -> str:
+        run, step = parts(marks["gang"][n])
+        made = kinds[n] == WAITS.index(INPUT) and run in runs
+        until = float(marks["right"][n]) + scene.origin
+        node = maker(scene, runs[run], step, until)[0] if made else ""
+        return f"waits for {node}" if node else WAITS[kinds[n]]
+
     inward = np.where(kinds < len(WAITS) // 2, BESIDE, -BESIDE)
     return {
         "x": [float(left[n] + right[n]) / 2 for n in fits],
         "y": [float(middle[n] + inward[n]) for n in fits],
-        **_named([(WAITS[kinds[n]], float(room[n])) for n in fits]),
+        **_named([(word(n), float(room[n])) for n in fits]),
     }
 
 

@@ -5,7 +5,8 @@ another one, and its reader wants to know what would help.
 
 Rule for maintainers: one sentence at most, of the largest cause in what is shown, and none
 below :data:`WORTH` but for a host that is late: its client waits for it and asks others for
-nothing.  Devices that nobody asked for anything need no advice.
+nothing.  The cause is named first, then who waits for it, with all of the time of its devices.
+Devices that nobody asked for anything need no advice, unless their client waits for each call.
 
 Paper: section 5.1 (dispatch overheads), section 5.2 (several clients), section 5.3 (pipelines).
 """
@@ -13,20 +14,41 @@ Paper: section 5.1 (dispatch overheads), section 5.2 (several clients), section 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pathways_lab.notebook.scene.awaited import later, maker
 from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
+from pathways_lab.notebook.scene.lanes import STEADY
 from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.spent import Spent, percents, spent
+from pathways_lab.timeline.bars import Bar
 from pathways_lab.timeline.columns import Floats
 from pathways_lab.timeline.compiling import Making
-from pathways_lab.timeline.waits import COMPILE, DISPATCH, INPUT, MEMORY, ORDER, TRANSFER, TURN
+from pathways_lab.timeline.waits import (
+    COMPILE,
+    DISPATCH,
+    INPUT,
+    MEMORY,
+    NOTHING,
+    ORDER,
+    TRANSFER,
+    TURN,
+)
 
 WORTH = 0.2
 """Share of the time of an island's devices from which on a cause is worth a sentence."""
+
+DERIVED = 0.5
+"""How much of its share a wait for an earlier computation counts beside waits for anything else:
+that computation may have waited for the same thing."""
 
 FULL = 0.8
 """Share of the time for which bytes are on their way to an island whose network is full."""
@@ -34,31 +56,52 @@ FULL = 0.8
 PARTS = 200
 """Moments at which the network, and devices that clients share, are looked at."""
 
+NEWEST = 100
+"""Waits of an island of which it is asked what they were for: the newest ones."""
+
+CALLS, PAUSE = 4, 1.0
+"""Newest runs that tell whether their client waits for each; seconds between two of them from which
+on it does something else."""
+
 UNEVEN = 1.5
 """How many times as long an island must compute as any other one to be named."""
 
 LATE = 0.05
 """Share of what is shown by which a host must be late to be named."""
 
-_REMEDIES = {
+_CAUSES = {
     INPUT: (
-        "an earlier computation",
-        "more microbatches let devices compute while others make their inputs",
+        "{} is waited for",
+        "more microbatches, or calls ahead, let devices compute while others make their inputs",
     ),
-    TRANSFER: ("transfers", "send less, or place both slices on one island"),
+    TRANSFER: (
+        "transfers to {} hold it up",
+        "send less, or place both slices on one island",
+    ),
     DISPATCH: (
-        "the lab to start its next computation",
+        "starting computations takes the lab long",
         "a first run needs more of it than later ones, and longer computations hide it",
     ),
     COMPILE: (
-        "hosts that compile",
+        "hosts compile",
         "only the first call with new shapes does that; fewer shapes, and jax.lax.scan in place of"
         " a long Python loop, spare it, and JAX_COMPILATION_CACHE_DIR keeps it for the next lab",
     ),
-    MEMORY: ("memory", "drop handles, donate inputs, or use more devices"),
-    TURN: ("its turn", "the lab's policy gives other clients theirs first"),
-    ORDER: ("its turn", "computations that share a part of its devices are before it"),
+    MEMORY: ("memory is full", "drop handles, donate inputs, or use more devices"),
+    NOTHING: (
+        "{} waits for each call before it makes the next one",
+        "make the next calls before you wait for a result, and they overlap",
+    ),
+    TURN: ("the lab's policy lets other clients go first", "lab.policy can prefer others"),
+    ORDER: (
+        "computations that share a part of its devices go first",
+        "slices that share no devices spare it the wait",
+    ),
 }
+"""By cause, the words for what holds devices up, and a remedy."""
+
+_OVERLAP = TRANSFER, DISPATCH, INPUT
+"""The causes of waiting during which another call may compute."""
 
 
 def advice(scene: Scene, now: float) -> str:
@@ -69,33 +112,118 @@ def advice(scene: Scene, now: float) -> str:
     end = min(end, (now if scene.busy else scene.last) - scene.origin)  # what is to come is empty
     if end <= start:
         return ""
-    marks, seconds = scene.waited.seconds(start, end)
-    names = ["", *(what.node for what in list(scene.catalogue)[1:])]  # the first is "several"
-    best, said = max((WORTH, ""), _shared(scene, start, end))
-    behind, slow = scene.late(now), ""
-    for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
-        here = (marks["top"] > low) & (marks["top"] < high)
-        late, word = _latest(scene, behind, end - start, island)
-        slow = slow or word
-        # The devices of a late host are those that the others wait for.
-        devices = sum(lane.island == island and lane.host != late for lane in scene.recent)
-        spent = np.bincount(marks["kind"][here].astype(int), seconds[here], len(WAITS))
-        share = float(spent.max()) / (max(devices, 1) * (end - start))
-        if share > best:
-            cause = int(spent.argmax())
-            here &= marks["kind"] == cause
-            before = np.bincount(marks["what"][here].astype(int), seconds[here])
-            node = names[int(before.argmax())]
-            awaited, remedy = _REMEDIES[WAITS[cause]]
-            best = share
-            who = f"the rest of {island}" if late and WAITS[cause] == INPUT else island
-            said = f"{who} waits {100 * min(share, 1):.0f} % of the time for {awaited}"
-            said += f", mostly before {node}" if node else ""
-            if WAITS[cause] == INPUT:
-                remedy += _uneven(scene, start, end)
-                remedy = word or _network(scene, start, end) or remedy
-            said += f": {remedy}"
-    return said or slow
+    times, client = spent(scene, start, end), _one_by_one(scene)
+    behind = scene.alike.behind(min(start + scene.origin, now - STEADY), 0.0)
+    share, shared = _shared(scene, start, end)
+    found: list[tuple[float, Callable[[], str]]] = [(share, lambda: shared)] * (share > WORTH)
+    slow = ""
+    for island, time in times.items():
+        host, by = _latest(scene, behind, end - start, island)
+        slow = slow or _late(host, by)
+        cause = max(WAITS, key=lambda cause: time.share(cause) * _weight(cause))
+        share = time.share(cause)
+        if host and cause == INPUT:
+            # The devices of a late host are those that the others wait for.
+            hosts = len(scene.machine.hosts_of(island))
+            share *= hosts / max(hosts - 1, 1)
+            rest = f", and the rest of {island} waits {100 * share:.0f} % of the time for it"
+            tell = partial(_late, host, by, rest)
+        elif client and cause in _OVERLAP:
+            cause, share = NOTHING, time.share(*_OVERLAP) + time.nothing
+            first, remedy = _CAUSES[cause]
+            tell = partial(_told, first.format(client), remedy, island, time)
+        else:
+            tell = partial(_held_up, scene, start, end, island, cause, times)
+        if share > WORTH:
+            found.append((share * _weight(cause), tell))
+    return max(found, key=itemgetter(0))[1]() if found else slow
+
+
+def _weight(cause: str) -> float:
+    return DERIVED if cause == INPUT else 1.0
+
+
+def _told(
+    first: str, remedy: str, island: str, time: Spent, cause: str = "", of: str = "",
+) -> str:  # fmt: skip
+    """The words for what holds an island up, for all of its devices' time, and what would help.
+
+    cause: of waiting, which has its share, "" for all together.  of: more about it.
+    """
+    waits = time.share(*WAITS)
+    share = time.share(cause) if cause else waits
+    busy, share, other, nothing = percents(time.busy, share, waits - share, time.nothing)
+    parts = [
+        f"computes {busy} % of the time",
+        f"waits {share} %{f' for {cause}' * bool(cause)}{of}",
+        f"{other} % for other things" if other else "",
+        f"has nothing to do {nothing} %" if nothing else "",
+    ]
+    return f"{first}: {island} {', '.join(filter(None, parts))}; {remedy}"
+
+
+def _late(host: str, by: float, rest: str = "") -> str:
+    """The sentence about a host that ends computations later than others, by so many seconds."""
+    if not host:
+        return ""
+    return (
+        f"{host} is late: it ends up to {duration(by, 2)} after the others of its gang{rest};"
+        f" lab.stacks({host!r}) shows its work"
+    )
+
+
+def _held_up(
+    scene: Scene, start: float, end: float, island: str, cause: str, times: dict[str, Spent]
+) -> str:
+    """The sentence about a cause for which devices of an island wait."""
+    bars = _newest(scene, start + scene.origin, island, WAITS.index(cause))
+    first, remedy = _CAUSES[cause]
+    node = _most((bar.node, bar.busy) for bar in bars)
+    about = f" (mostly before {node})" if node else ""
+    if cause != INPUT:
+        return _told(first.format(island), remedy, island, times[island], cause, about)
+    made = [" on ".join(filter(None, maker(scene, bar.run, bar.step, bar.end))) for bar in bars]
+    name = _most(zip(made, [bar.busy for bar in bars], strict=True)) or "an earlier computation"
+    first = first.format(name)
+    ready = [later(scene, bar.run, bar.step, bar.start) for bar in bars]
+    if first_of := _most(zip(ready, [bar.busy for bar in bars], strict=True)):
+        remedy = f"{first_of} has its inputs before {node}: call it first"
+    if uneven := _uneven(times):
+        first, remedy = uneven, f"even stages wait less, and {remedy}"
+    if full := _network(scene, start, end):
+        first, remedy = full, _CAUSES[TRANSFER][1]
+    return _told(first, remedy, island, times[island], cause, about)
+
+
+def _newest(scene: Scene, since: float, island: str, kind: int) -> list[Bar]:
+    """The newest waits of an island for a cause, as far as they ended after some moment (seconds
+    on the records' clock)."""
+    rows = {row for lane, row in scene.rows.of.items() if lane.island == island}
+    of_kind = (bar for bar in reversed(scene.waited.bars.items) if bar.kind == kind)
+    ours = (bar for bar in of_kind if bar.end > since and bar.row in rows)
+    return list(islice(ours, NEWEST))
+
+
+def _most(seconds: Iterable[tuple[str, float]]) -> str:
+    """The name that has most of the time, "" where none has a name."""
+    sums: dict[str, float] = {}
+    for name, each in seconds:
+        sums[name] = sums.get(name, 0.0) + each
+    return max(filter(None, sums), key=lambda name: sums[name], default="")
+
+
+def _one_by_one(scene: Scene) -> str:
+    """The client that waited for each of its newest runs before it submitted the next, "" for none
+    and where several compute."""
+    runs = [run for run in [*scene.runs.values()][-4 * CALLS :] if run.submitted < math.inf]
+    runs = sorted(runs, key=lambda run: run.submitted)[-CALLS:]
+    if len(runs) < CALLS or len({run.client for run in runs}) > 1:
+        return ""
+    for before, after in pairwise(runs):
+        waited = before.ended is not None and before.end <= after.submitted < before.end + PAUSE
+        if not waited:
+            return ""
+    return runs[-1].client
 
 
 def _compiling(making: Making, now: float) -> str:
@@ -103,23 +231,23 @@ def _compiling(making: Making, now: float) -> str:
     return (
         f"no device computes: hosts compile {making.name}{f' (line {where})' if where else ''},"
         f" {max(0.0, now - making.since):.0f} s so far{f', {left} more after it' if left else ''};"
-        f" {_REMEDIES[COMPILE][1]}"
+        f" {_CAUSES[COMPILE][1]}"
     )
 
 
 def _shared(scene: Scene, start: float, end: float) -> tuple[float, str]:
     """The client that waits longest while devices that it uses compute for another one.
 
-    Returns for which share of the time, and the sentence.
+    Returns for which share of the time, and the sentence, which names the other one first.
     """
     clients = [what.client for what in scene.catalogue]
     if len({*clients} - {""}) < 2:
         return 0.0, ""
     moments = np.linspace(start, end, PARTS)
     bars: dict[str, Any] = scene.bars.columns()
-    seen = (bars["bottom"] - bars["top"] > 0.5) & (bars["right"] > start) & (bars["left"] < end)
-    left, right, tops, whats = (bars[name][seen] for name in ("left", "right", "top", "what"))
-    of = np.array(clients)[whats]
+    gangs = bars["bottom"] - bars["top"] > 0.5
+    left, right, tops, whats = (bars[name][gangs] for name in ("left", "right", "top", "what"))
+    of = np.array(clients)[whats]  # also before what is shown: it may wait for all of that
     waits = _waiting(scene, moments + scene.origin)
     found = (0.0, "", "")
     for client, waiting in waits.items():
@@ -131,9 +259,9 @@ def _shared(scene: Scene, start: float, end: float) -> tuple[float, str]:
             found = max(found, (float(np.mean(waiting & (busy > 0))), client, other))
     share, client, other = found
     return share, (
-        f"{client} waits {100 * share:.0f} % of the time for its turn while devices compute for"
-        f" {other}: lab.policy can prefer it, window=0.0 of {other}'s programs lets it in sooner,"
-        " a slice on other devices spares it the wait"
+        f"devices compute for {other} while {client} waits for its turn, {100 * share:.0f} % of"
+        f" the time: lab.policy can prefer {client}, window=0.0 of {other}'s programs lets it in"
+        " sooner, a slice on other devices spares it the wait"
     )
 
 
@@ -150,36 +278,27 @@ def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:
     return out
 
 
-def _latest(scene: Scene, behind: dict[str, float], shown: float, island: str) -> tuple[str, str]:
-    """The host of an island that ends computations later than others, and a word about it.
+def _latest(scene: Scene, behind: dict[str, float], shown: float, island: str) -> tuple[str, float]:
+    """The host of an island that ends computations later than others, and by how much (seconds).
 
-    behind: by host, seconds by which it does.  shown: seconds.  Both are "" where that is not
-    worth one.
+    behind: by host, seconds by which it does.  shown: seconds.  "" where that is not worth a word.
     """
     here = {host.name for host in scene.machine.hosts_of(island)}
     late = {host: by for host, by in behind.items() if host in here}
     host = max(late, key=lambda host: late[host], default="")
-    if not host or late[host] < LATE * shown:
-        return "", ""
-    by = duration(late[host], 2)
-    return host, (
-        f"{host} ends up to {by} after the others of its gang; lab.stacks({host!r}) shows its work"
-    )
+    return (host, late[host]) if host and late[host] >= LATE * shown else ("", 0.0)
 
 
-def _uneven(scene: Scene, start: float, end: float) -> str:
+def _uneven(times: dict[str, Spent]) -> str:
     """The island that computes much more than any other one, if there is one."""
-    bars, held = scene.computed.seconds(start, end)
-    whole = bars["bottom"] - bars["top"] > 0.5
-    shares = [(0.0, "")]
-    for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
-        here = whole & (bars["top"] > low) & (bars["top"] < high)
-        devices = sum(lane.island == island for lane in scene.recent)
-        shares.append((float(held[here].sum()) / (max(devices, 1) * (end - start)), island))
-    *_, (less, _), (most, island) = sorted(shares)
-    if most < UNEVEN * less or not less:
+    *_, less, (most, island) = sorted([(0.0, ""), *((t.busy, i) for i, t in times.items())])
+    if most < UNEVEN * less[0] or not less[0]:
         return ""
-    return f"; even stages wait less: {island} computes {most / less:.1f} times as long as others"
+    function = _most(times[island].computed.items())
+    return (
+        f"the others wait for {island}, which computes {most / less[0]:.1f} times as long as they"
+        f" do, mostly {function}"
+    )
 
 
 def _network(scene: Scene, start: float, end: float) -> str:
@@ -194,8 +313,5 @@ def _network(scene: Scene, start: float, end: float) -> str:
         under_way = np.searchsorted(left, edges) - np.searchsorted(right, edges)
         share = float(np.mean(under_way > 0))
         if share > FULL:
-            return (
-                f"bytes are on their way to {island} for {100 * share:.0f} % of it; "
-                + _REMEDIES[TRANSFER][1]
-            )
+            return f"bytes are on their way to {island} for {100 * share:.0f} % of the time"
     return ""

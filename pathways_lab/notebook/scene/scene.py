@@ -140,7 +140,6 @@ class Scene:
             )
             for paints, low, high in ((CAUSE_PAINTS, -0.40, 0.30), (WORK_PAINTS, -0.44, 0.44))
         )  # fmt: skip
-        self.seen_causes: set[int] = set()
         self.clients: dict[str, str] = {}
         self.longest: dict[tuple[str, str], float] = {}
         self.ended: dict[int, str] = {}
@@ -317,7 +316,6 @@ class Scene:
         self.alike.computed(rows.rows[0].abouts[0].slice, lanes, self.machine)
         for cause, devices, at, since, until in marks(waits, rows):
             kind = WAITS.index(cause)
-            self.seen_causes.add(kind)
             where = self.rows.places.counted(lanes_of(rows.island, rows.host, devices))
             self.waited.bars.add_many(where, kind, rows, at, since, until)
         self._worked_on(rows)
@@ -422,7 +420,6 @@ class Scene:
     def _wait(self, devices: tuple[int, ...], wait: Wait) -> None:
         gang = wait.gang
         lanes = lanes_of(gang.island, gang.host, devices)
-        self.seen_causes.add(WAITS.index(wait.cause))
         self.waited.add(
             mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
             for row, count in self.rows.places.counted(lanes)

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.scene.advice import advice
+from pathways_lab.notebook.scene.awaited import maker, makers
 from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import parts
-from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.row_layout import short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.spent import percents, spent, together
 from pathways_lab.timeline.bars import Bar
 from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.compiling import Making
@@ -26,6 +27,7 @@ from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Span, own
 from pathways_lab.timeline.text_table import TextTable
+from pathways_lab.timeline.waits import INPUT
 
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
@@ -110,34 +112,25 @@ def table(scene: Scene, now: float, title: str) -> str:
 def about_stretch(scene: Scene, start: float, end: float) -> tuple[tuple[str, str], ...]:
     """Sums of what is drawn between two moments (seconds on the axis): ``(label, text)``."""
     bars, held = scene.computed.seconds(start, end)
-    gangs = (bars["bottom"] - bars["top"]) > 0.5
-    nodes = [family(what.node) if what.node else "several" for what in scene.catalogue]
-    computed: dict[str, float] = {}
-    for what, seconds in zip(bars["what"][gangs], held[gangs], strict=True):
-        computed[nodes[what]] = computed.get(nodes[what], 0.0) + float(seconds)
-    marks, idle = scene.waited.seconds(start, end)
-    waited: dict[str, float] = {}
-    for kind, seconds in zip(marks["kind"].astype(int), idle, strict=True):
-        waited[WAITS[kind]] = waited.get(WAITS[kind], 0.0) + float(seconds)
-    lanes = {lane for lane in scene.rows.of if lane in scene.recent}
-    whole = max(len(lanes) * (end - start), 1e-9)
-    moved = held[~gangs]
-    arrived = int(bars["count"][~gangs][moved > 0].sum())
+    arrivals = (held > 0) & (bars["bottom"] - bars["top"] < 0.5)
+    arrived = int(bars["count"][arrivals].sum())
+    time = together(spent(scene, start, end).values())
+    busy, waited, nothing = percents(time.busy, time.share(*WAITS), time.nothing)
     return (
         ("", f"{start:.3f} s to {end:.3f} s"),
-        ("computed", _sums(computed, whole)),
-        ("waited", _sums(waited, whole)),
+        ("computed", f"{busy} %" + _parts(time.computed, time.whole)),
+        ("waited", f"{waited} %" + _parts(time.waited, time.whole)),
+        ("nothing to do", f"{nothing} %"),
         ("transfers", f"{arrived:,} to a device" if arrived else ""),
-        ("shares", f"of the time of {len(lanes):,} devices"),
+        ("shares", f"of the time of {round(time.whole / (end - start)):,} devices"),
     )
 
 
-def _sums(seconds: dict[str, float], whole: float) -> str:
-    """``"30 %: fwd 20 %, bwd 10 %"`` of so many seconds, the largest first."""
+def _parts(seconds: dict[str, float], whole: float) -> str:
+    """``": fwd 20 %, bwd 10 %"`` of so many seconds, the largest first."""
     largest = sorted(seconds, key=lambda name: -seconds[name])
     shares = [f"{name} {100 * seconds[name] / whole:.0f} %" for name in largest if seconds[name]]
-    all_of_it = f"{100 * sum(seconds.values()) / whole:.0f} %"
-    return f"{all_of_it}: {', '.join(shares)}" if shares else all_of_it
+    return ": " * bool(shares) + ", ".join(shares)
 
 
 class Card(NamedTuple):
@@ -224,23 +217,21 @@ def _about_gang(scene: Scene, found: Gang) -> tuple[tuple[str, str], ...]:
 def _waited(scene: Scene, gang: Gang) -> str:
     """``"13 ms earlier computation, 2 ms dispatch"``: what the device waited for before it that
     waited longest."""
-    rows: dict[float, dict[int, float]] = {}
+    rows: dict[float, dict[str, float]] = {}
     for bar in scene.waited.bars.items:
         if (bar.run, bar.step) == (gang.run, gang.step):
-            causes = rows.setdefault(bar.row, {})
-            causes[bar.kind] = causes.get(bar.kind, 0.0) + bar.end - bar.start
+            cause, causes = WAITS[bar.kind], rows.setdefault(bar.row, {})
+            if cause == INPUT and any(made := maker(scene, gang.run, gang.step, bar.end)):
+                cause += f" ({' on '.join(filter(None, made))})"
+            causes[cause] = causes.get(cause, 0.0) + bar.end - bar.start
     most = max(rows.values(), key=lambda causes: sum(causes.values()), default={})
-    return ", ".join(
-        f"{duration(most[kind])} {WAITS[kind]}" for kind in sorted(most, key=lambda k: -most[k])
-    )
+    return ", ".join(f"{duration(most[c])} {c}" for c in sorted(most, key=lambda c: -most[c]))
 
 
 def _makers(scene: Scene, gang: Gang | Span) -> str:
     """The nodes of its run that make its inputs."""
     flow = scene.flows.run(gang.run)
-    made = flow[gang.step].after if gang.step < len(flow) else ()
-    nodes = [s for step in made for s in (flow[step].after if flow[step].transfer else (step,))]
-    return ", ".join(dict.fromkeys(flow[node].node for node in nodes))
+    return ", ".join(dict.fromkeys(flow[step].node for step in makers(flow, gang.step)))
 
 
 def _times(scene: Scene, gang: Gang) -> str:
