@@ -24,6 +24,8 @@ from pathways_lab.core.program.program import SliceId
 
 _ENDS = 8
 """So many ends are looked at."""
+_TOGETHER = 200e-6
+"""Ends so close (seconds) came with one message, and are one."""
 _DRY = 64
 """So many slices are known at least, though nothing is under way on them."""
 
@@ -70,7 +72,10 @@ class Backlog:
             queue = self._queues[slices[0]]
             queue.steps -= steps
             queue.done += steps
-            queue.ends.append((now, queue.done))
+            if queue.ends and now - queue.ends[-1][0] < _TOGETHER:
+                queue.ends[-1] = queue.ends[-1][0], queue.done
+            else:
+                queue.ends.append((now, queue.done))
             if not queue.steps:
                 queue.pace = queue.seconds_a_step()
                 queue.ends.clear()

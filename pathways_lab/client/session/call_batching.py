@@ -12,7 +12,9 @@ learn that nothing is under way any more.  Where devices have work for long
 of arrays take the kernel longer than a pause.  Else the call waits for others: until there are
 :data:`MOST`, or as many as in the last burst, if that was a short one; until anything else is
 sent or waited for, until everything under way is over, or :data:`SOON`, or a :data:`PART` of the
-time for which devices have work.  Calls that leave together
+time for which devices have work.  A wait for a value that is under way already sends nothing while
+more steps are under way behind that value than calls wait: a loop that reads earlier losses would
+else send each of its calls alone.  Calls that leave together
 are one run of one plan, in which values whose handles are gone already are
 values between two steps.  Such a plan is made when the same calls come in the
 same way for the second time, and kept; in a loop that is every time, since runs are
@@ -57,6 +59,8 @@ SOON = 0.002
 """Seconds for which a call waits for others at most, unless its devices have work for longer."""
 PART = 0.25
 """The share of the time for which they have work that a call waits at most."""
+HALF = 0.5
+"""The same in a loop that waits for earlier values: its calls come one by one as devices go on."""
 _CALLS = 1024
 """Calls in all plans that are made for a slice: cluster and client keep them, some KB for each."""
 _SEEN = 4096
@@ -113,13 +117,13 @@ class Calls:
         self._connection = connection
         self._lock = threading.RLock()
         self._entries: list[Entry] = []
-        self._until = 0.0
+        self._until, self._armed = 0.0, math.inf
         self._burst = Burst()
-        self._ticking = self._flushing = False
+        self._waited = self._flushing = False
         self._plans: dict[Shape, Plan] = {}
         self._seen: OrderedDict[int, None] = OrderedDict()
         """Hashes of shapes: what is taken for seen by mistake has its plan one time too soon."""
-        connection.flush = self.flush
+        connection.flush, connection.awaited = self.flush, self.awaited
         connection.over = self._some
 
     def add(
@@ -155,18 +159,21 @@ class Calls:
             outputs = tuple([connection.new_buffer() for _ in prepared.plan.outputs])
             now = time.monotonic()
             over = self._burst.over(now, connection.steps)
-            patience = PART * connection.backlog.seconds(prepared.place.id)
+            ahead = connection.backlog.seconds(prepared.place.id)
+            patience = PART * ahead
+            waited, self._waited = self._waited, False
             if not self._entries:
                 self._until = now + max(SOON, patience)
+            if over and waited and patience > PAUSE:
+                # It comes after a wait, not after a pause of the kernel, and others follow.
+                self._until, over = min(self._until, now + HALF * ahead), False
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload, tag))
             calls = len(self._entries)
             full = calls >= MOST or calls * prepared.arrays >= ARRAYS
             over = over and patience <= SOON
             if over or full or not connection.under_way:
                 self._flush(whole=over)
-            if self._entries and not self._ticking:
-                self._ticking = True
-                connection.reactor.call_later(self._until - now, self._tick)
+            self._arm()
         return outputs
 
     def flush(self, drops: bool = False) -> None:
@@ -181,20 +188,44 @@ class Calls:
                 if drops and not self._flushing:
                     connection.forget(connection.take_dropped())
 
+    def awaited(self, buffer: Buffer) -> None:
+        """Somebody waits for *buffer*: send what waits, or have it wait on for others.
+
+        It waits on where the value does not need it, and devices have more steps to do after
+        that value than wait here.
+        """
+        self._waited, connection = True, self._connection
+        if self._entries and (buffer.done or connection.maker(buffer) is not None):
+            with self._lock, HeldBack():
+                if 0 < len(self._entries) < connection.behind(buffer):
+                    on = self._entries[-1].prepared.place.id
+                    patience = HALF * connection.backlog.seconds(on)
+                    if patience > PAUSE:
+                        self._until = time.monotonic() + patience
+                        return self._arm()
+        self.flush()
+
     def _some(self) -> None:
         """Nothing is under way any more: the next run of what waits."""
         if self._entries:
             with self._lock:
                 self._flush(whole=False)
 
-    def _tick(self) -> None:
+    def _arm(self) -> None:
+        """Have what waits looked at when its time is over."""
+        if self._entries and self._until < self._armed:
+            self._armed = self._until
+            left = max(self._until - time.monotonic(), 0.0)
+            self._connection.reactor.call_later(left, self._tick, self._armed)
+
+    def _tick(self, armed: float) -> None:
         with self._lock:
+            if armed != self._armed:
+                return  # an earlier look was asked for since then
+            self._armed = math.inf
             if self._until <= time.monotonic():
                 self._flush(whole=False)
-            self._ticking = bool(self._entries)
-            if self._ticking:
-                left = self._until - time.monotonic()
-                self._connection.reactor.call_later(max(left, 0.0), self._tick)
+            self._arm()
 
     def _send_alone(
         self,

@@ -92,6 +92,7 @@ class Connection:
     on_tick(): called now and then, in the reactor's thread.
     flush(drops=False): send what waits to be sent together, and with *drops* the ids
         of dropped handles; these never before anything that waits.
+    awaited(buffer): somebody will wait for it: send what waits, as far as it must leave now.
     over(): called when everything that was submitted is over.
     forked: this process is a fork of the one that has the lab; nothing here is of use.
     """
@@ -124,6 +125,7 @@ class Connection:
         self.expect_no_more: Callable[[Buffer, int], None] = lambda *_: None
         self.on_closed: Callable[[Failure], None] = lambda _: None
         self.flush: Flush = lambda drops=False: None
+        self.awaited: Callable[[Buffer], None] = lambda _: None
         self.over: Callable[[], None] = lambda: None
         self.on_tick: Callable[[], None] = lambda: None
         self._buffers: dict[int, Buffer] = {}
@@ -350,6 +352,10 @@ class Connection:
     def under_way(self) -> bool:
         """Whether a run was submitted that is not over."""
         return len(self._runs) > self._vouched
+
+    def behind(self, buffer: Buffer) -> int:
+        """The steps under way that were submitted after the run that makes *buffer*."""
+        return sum([run.steps for run in self.runs if run.id > buffer.run and not run.vouched])
 
     @property
     def down(self) -> list[dict[str, Any]]:

@@ -313,7 +313,7 @@ class Session:
         Ctrl-C returns at once and cancels what is not granted of the handle's
         run and of the runs that it waits for.
         """
-        self.connection.flush()
+        self.connection.awaited(handle.pending)
         self.data.hurry(handle.pending)
         what = f"the value of {handle.name or 'the handle'} ({handle.type})"
         begun, left = time.monotonic(), timeout

@@ -125,7 +125,7 @@ class DataLinks:
             hosts.setdefault(where[device], []).append(device)
         fetch = Fetch(buffer, cover, hosts)
         self._fetched = buffer
-        self._connection.flush()
+        self._connection.awaited(buffer)
         for host in hosts:
             self._ask(
                 fetch, host, {"slice": on.id, "generation": binding.generation, "leaf": place}
