@@ -88,8 +88,9 @@ def test_a_computation_that_might_fill_the_gap_is_named():
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead):
-    """While they do not wait, its devices have nothing to do."""
-    cluster = Cluster(islands=1)
+    """While they do not wait, its devices have nothing to do; devices that it never used are not
+    named."""
+    cluster = Cluster(islands=2)
     of = {"program": "p", "client": "kernel-1"}
     for n in range(5):
         submitted = 0.0 if ahead else 0.4 * n + 0.3

@@ -44,7 +44,7 @@ class Spent(NamedTuple):
     @property
     def nothing(self) -> float:
         """The part of it in which devices had nothing to do, 0 to 1."""
-        return max(0.0, 1.0 - self.busy - self.share(*WAITS))
+        return max(0.0, 1.0 - self.busy - self.share(*WAITS)) if self.whole else 0.0
 
 
 def percents(*shares: float) -> list[int]:
