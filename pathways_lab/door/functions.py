@@ -19,15 +19,17 @@ import numpy as np
 from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import CompiledFunction
+from pathways_lab.client.lab import sharing
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.graph import Argument, CallNode, Prepared, Ref, prepare
 from pathways_lab.client.program.ifrt import LoadedProgram
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.program import Line
 from pathways_lab.door import (
     colocated,
     dtypes,
+    exchange,
     options,
     over_meshes,
     programs,
@@ -36,10 +38,11 @@ from pathways_lab.door import (
     values,
 )
 from pathways_lab.door.colocated import Colocated
+from pathways_lab.door.exchange import Exchange
 from pathways_lab.door.messages import message
 from pathways_lab.door.over_meshes import OverMeshes
 from pathways_lab.door.programs import Loaded
-from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
+from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status, log
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import DONATE, Function, State, all_ended
 from pathways_lab.door.strings import Strings
@@ -208,7 +211,7 @@ class Functions(State):
         lost = last is None or last.failure is not None or last.slice.released
         return self._beside_put(loaded, np.True_) if lost else last
 
-    def _beside_put(self, loaded: Colocated, data: Any) -> Handle:
+    def _beside_put(self, loaded: Function, data: Any) -> Handle:
         """A whole array on the devices of a function."""
         kind = ArrayType(np.shape(data), str(data.dtype))
         place, layout = self.slice_of(loaded.devices), whole(len(loaded.devices), len(kind.shape))
@@ -267,6 +270,8 @@ class Functions(State):
             if isinstance(loaded, Colocated):
                 return self._run_beside(loaded, given)
             handles = [value.handle() for value in given]
+            if isinstance(loaded, Loaded) and loaded.exchange is not None:
+                return self._exchanged(loaded, loaded.exchange, handles)
             number = request.loaded_executable_handle
             if isinstance(loaded, OverMeshes):
                 made = self._over_meshes(number, loaded, overwritten)(*handles)
@@ -290,6 +295,30 @@ class Functions(State):
         # The lab keeps what the call reads until it is over; nobody else has it any more.
         self._consume(DONATE, [request.args_handles[n] for n in consumed])
         return results
+
+    def _exchanged(self, loaded: Loaded, with_: Exchange, handles: Sequence[Handle]) -> list[Value]:
+        """Take what another client gave, or give it these; the last result is the number."""
+        session, other = self._lab.session, with_.other
+        *kinds, kind = loaded.out_kinds
+        if with_.way == exchange.GIVE:
+            number, made = next(self._given), []
+            sharing.give(session, exchange.named(number), list(handles), other, self._not_given)
+        else:
+            number = exchange.newest(session.connection, other)
+            made = sharing.take(session, exchange.named(number), exchange.PATIENCE, other)
+        if len(made) != len(kinds) or kind != exchange.NUMBER:
+            raise Status(INVALID, f"{loaded.name}: {len(kinds)} arrays for {len(made)}")
+        for handle, wanted in zip(made, kinds, strict=True):
+            if handle.type != wanted:
+                raise Status(INVALID, f"{loaded.name}: {wanted} for {handle.type}")
+        placed = list(map(self._as_placed, made, loaded.out_placings[:-1]))
+        told = self._as_placed(self._beside_put(loaded, np.int32(number)), loaded.out_placings[-1])
+        return list(map(Whole, loaded.out_kinds, loaded.out_placings, [*placed, told]))
+
+    @staticmethod
+    def _not_given(why: Failure) -> None:
+        """Whoever waits for it waits no longer than a while."""
+        log.warning("no values for another client: %s", why)
 
     def _run_beside(self, loaded: Colocated, given: Sequence[Value]) -> list[Value]:
         """One call of colocated Python."""

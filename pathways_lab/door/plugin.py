@@ -30,9 +30,13 @@ _doors: list[Connected] = []
 
 @dataclass(eq=False)
 class Connected:
-    """JAX's client of a door, the functions that hosts may call, and the door's process."""
+    """JAX's client of a door, the functions that hosts may call, and the door's process.
+
+    name: of the door as a client of the lab.
+    """
 
     client: Any
+    name: str
     callables: Any
     process: Any
 
@@ -129,7 +133,7 @@ def connect(lab: str, name: str) -> Connected:
     client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
     jax_backends.carry_arrays_across()
     jax_callbacks.keep_callables(client, callables.keep, callables.drop)
-    made = Connected(client, callables, child)
+    made = Connected(client, said["client"], callables, child)
     _doors.append(made)
     # Registered after JAX's own, which ends the client: so this comes first.
     atexit.register(made.forget_compiled)

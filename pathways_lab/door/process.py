@@ -51,7 +51,7 @@ def main() -> None:
     door = Door(lambda buffers: Session(lab, buffers, loop, remote, beside), secret)
     address = f"unix:{told['folder']}/door"
     door.listen(address)
-    child_process.report(address=address)
+    child_process.report(address=address, client=lab.name)
     threading.Event().wait()
 
 

@@ -28,7 +28,8 @@ from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.run_options import USUAL
 from pathways_lab.core.program.layout import Layout, shard_shape
 from pathways_lab.core.program.program import Line
-from pathways_lab.door import dtypes, shardings
+from pathways_lab.door import dtypes, exchange, shardings
+from pathways_lab.door.exchange import Exchange
 from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime import jax_callbacks, jax_modules, jax_private
@@ -51,6 +52,7 @@ class Loaded:
     results: so many of its results are the client's; one more only says that it is over.
     module: the StableHLO that the client sent.
     tokens: numbers of results that are tokens to the client, and empty arrays on the lab.
+    exchange: nothing computes, and values go to another client or come from it.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Loaded:
     results: int
     module: bytes
     tokens: frozenset[int]
+    exchange: Exchange | None
     running: Any = USUAL
 
     @property
@@ -175,7 +178,7 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     return Loaded(
         name, devices, code,
         _as_sent(ins, in_placings), in_placings, _as_sent(outs, out_placings), out_placings,
-        bool(calls), results, sent, tokens,
+        bool(calls), results, sent, tokens, exchange.of(said.calls),
     )  # fmt: skip
 
 

@@ -41,6 +41,30 @@ with lab.open_door("kernel") as door:
     assert np.array_equal(home + committed, [0, 2, 4, 6])
     with jax.default_device(jax.devices("cpu")[0]):
         assert jnp.zeros(2).devices() == {jax.devices("cpu")[0]}
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    handle = pw.device_put(numbers, place.sharding(jax.P("x")))
+    for factor in range(3):
+        scaled = pw.jit(lambda v, factor=factor: v * factor, on=place)(handle)
+        tree = door.array({"whole": handle, "scaled": [scaled], "name": "n"})
+        array = tree["whole"]
+        assert array.sharding == jax.NamedSharding(mesh, jax.P("x"))
+        assert np.array_equal(tree["scaled"][0] + array, numbers * (factor + 1))
+        assert tree["name"] == "n"
+        given = door.handle([jax.jit(lambda v: v - 1)(array), jnp.float32(factor)])
+        left = pw.jit(lambda v, n: v + n, on=place)(*given)
+        assert np.array_equal(left.result(), numbers - 1 + factor)
+    for refused, what in (
+        (lambda: door.array(pw.jit(jax.random.key, on=place)(1)), "key_data"),
+        (lambda: door.handle(before), "not the lab's"),
+    ):
+        try:
+            refused()
+        except pw.PathwaysError as error:
+            print("refused:", what in str(error), "after_jax.py" in str(error))
+    left_over = pw.device_put(numbers + 1, handle.sharding)
+    for number in (0, 6):
+        lab.publish(f"between a kernel and its door, {number}", [left_over], to=door.client)
+        assert np.array_equal(door.array(handle), numbers), "another value is not the handle's"
     print("clients:", sorted(lab.clients))
     try:
         lab.open_door()

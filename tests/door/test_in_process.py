@@ -30,7 +30,8 @@ def test_jax_computes_on_the_lab_between_the_opening_and_the_closing_of_a_door(t
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    clients, again, gone, left, end = done.stdout.splitlines()
+    *refused, clients, again, gone, left, end = done.stdout.splitlines()
+    assert refused == 2 * ["refused: True True"]
     assert "kernel" in clients
     assert again == "twice: True"
     assert gone == "gone: UNAVAILABLE"

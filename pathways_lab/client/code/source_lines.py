@@ -29,7 +29,17 @@ from pathways_lab.runtime import jax_private
 _PACKAGE = pathlib.Path(__file__).resolve().parents[2]
 
 
-_LAYERS = ("client", "core", "executor", "notebook", "pipeline", "runtime", "timeline", "transport")
+_LAYERS = (
+    "client",
+    "core",
+    "door",
+    "executor",
+    "notebook",
+    "pipeline",
+    "runtime",
+    "timeline",
+    "transport",
+)
 
 
 def _folder(path: str | pathlib.Path) -> str:
