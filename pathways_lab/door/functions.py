@@ -317,7 +317,7 @@ class Functions(State):
 
     @staticmethod
     def _not_given(why: Failure) -> None:
-        """Whoever waits for it waits no longer than a while."""
+        """The other client waits for a while, and says what it did not get."""
         log.warning("no values for another client: %s", why)
 
     def _run_beside(self, loaded: Colocated, given: Sequence[Value]) -> list[Value]:
