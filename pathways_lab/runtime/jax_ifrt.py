@@ -21,6 +21,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jaxlib
 import numpy as np
 from jaxlib import _jax
@@ -107,7 +108,16 @@ def read(module: str | bytes) -> MeshProgram:
             raise ValueError(said) from None
         main, name = _main(parsed)
         if "topology" in main.attributes:
-            _partitioner().lower_to_ifrt(parsed)
+            if any(_kind(each).startswith("scf.") for each in main.regions[0].blocks[0].operations):
+                raise ValueError(
+                    f"{name!r} decides while it runs, and IFRT IR, to which modules are lowered,"
+                    " has no conditions: such a module is for reading only"
+                )
+            try:
+                _partitioner().lower_to_ifrt(parsed)
+            except jax.errors.JaxRuntimeError as error:
+                told = str(error).partition("\n")[0][:_LONGEST]
+                raise ValueError(f"the partitioner does not lower it to IFRT IR: {told}") from None
             main, _ = _main(parsed)
         if "ifrt.function" not in main.attributes:
             raise ValueError(f"the main function {name!r} is no function of IFRT IR")

@@ -145,6 +145,29 @@ def test_what_a_program_prints_loads_back(fake: FakeLab) -> None:
     np.testing.assert_array_equal(again(*[by_place[kind] for kind in kinds])[0].result(), wanted[0])
 
 
+def test_what_decides_while_it_runs_is_refused_in_words(fake: FakeLab) -> None:
+    on = fake.slice(1)
+    less, more = (pw.jit(lambda x, by=by: x + by, on=on) for by in (-1, 1))
+    choose = pw.program(lambda n, x: pw.cond(n, less, more, x), name="choose")
+    loop = pw.program(
+        lambda x: pw.until(lambda x: x < 0, less, x, at_most=3), name="loop"
+    )  # fmt: skip
+    one = np.float32(1)
+    for printed in (choose.mlir(np.int32(1), one), loop.mlir(one)):
+        with pytest.raises(pw.PathwaysError, match="decides while it runs, and IFRT IR"):
+            pw.mpmd.load(printed, on=[on])
+    other = loop.mlir(one).replace("scf.index_switch", "scf.none_such")
+    with pytest.raises(pw.PathwaysError, match="this is no module of IFRT IR"):
+        pw.mpmd.load(other, on=[on])
+    assigned = """func.func @main(%x: tensor<4xf32>) -> !mpmd.mesh_tensor<"m", tensor<4xf32>>
+        attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
+      %0 = mpmd.assign %x : (tensor<4xf32>) -> !mpmd.mesh_tensor<"m", tensor<4xf32>>
+      return %0 : !mpmd.mesh_tensor<"m", tensor<4xf32>>
+    }"""
+    with pytest.raises(pw.PathwaysError, match="the partitioner does not lower it to IFRT IR"):
+        pw.mpmd.load(assigned, on=[on])
+
+
 MESHES = ((4,), (2, 2), (2, 3), (2, 2, 2), (3, 1, 2))
 
 

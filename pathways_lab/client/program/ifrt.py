@@ -165,7 +165,8 @@ def load(module: Any, on: On, *, name: str = "") -> LoadedProgram:
 
     module: IFRT IR, or its ``mpmd`` dialect when all is partitioned, as text, as bytecode, or as an
         MLIR module; or what upstream's ``mpmd.jit(function, config).lower(...)`` returns: then the
-        program is called like that function.  ``program.mlir()`` is such a module.
+        program is called like that function.  ``program.mlir()`` is such a module, unless the
+        program decides while it runs: IFRT IR has no conditions.
     on: a slice for each mesh, by its name, or in the order of the meshes' devices.
     name: of the program in views; without one the module's.
 
@@ -190,7 +191,8 @@ def load(module: Any, on: On, *, name: str = "") -> LoadedProgram:
     except (ValueError, KeyError) as error:
         raise failures.capture_failure(
             f"a partitioned program cannot be loaded: {error}",
-            "load IFRT IR as `lower()` of Shardy's mpmd.jit gives it, or program.mlir()",
+            "load IFRT IR as `lower()` of Shardy's mpmd.jit gives it, or program.mlir() of a"
+            " program without decisions",
         ) from error
 
 

@@ -259,7 +259,8 @@ class CapturedProgram:
     def mlir(self) -> str:
         """The program in Shardy's ``mpmd`` dialect, verified: meshes, fragments, transfers.
 
-        Decisions are ``scf.index_switch`` on a value that is read off its mesh.
+        Decisions are ``scf.index_switch`` on a value that is read off its mesh.  IFRT IR has none,
+        so ``pw.mpmd.load`` takes back only what was printed of a program without decisions.
 
         Raises PathwaysError for functions that call back into Python, and for loops of more than
         100 turns.
