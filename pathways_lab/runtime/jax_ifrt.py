@@ -105,6 +105,8 @@ def read(module: str | bytes) -> MeshProgram:
         except ir.MLIRError as error:
             told = next((line for line in str(error).splitlines() if line.startswith("error:")), "")
             said = f"this is no module of IFRT IR or the mpmd dialect: {told[:_LONGEST]}"
+            if "properties" in told:
+                said += "; another jaxlib printed it: in MLIR's generic form all of them read it"
             raise ValueError(said) from None
         main, name = _main(parsed)
         if "topology" in main.attributes:

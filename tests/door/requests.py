@@ -31,6 +31,7 @@ from pathways_lab.door.messages import message
 from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime import jax_callbacks
 from pathways_lab.runtime.arrays import element_of, index
+from tests.pipeline.spelling import spelled
 
 PAIRS = ((0, 1), (2, 3))
 """Devices of each island."""
@@ -77,7 +78,7 @@ _FROM, _TO = (
     f"!ifrt.array<tensor<{_SIZE}xf32>, #ifrt.sharding_param<1x1 to [0] on 1>, [{n}]>"
     for n in (0, 1)
 )
-MESHES = f"""
+MESHES = spelled(f"""
 module @jit_over {{
   func.func public @main(%x: {_FROM}) -> {_TO} attributes {{ifrt.function}} {{
     %y, %c = ifrt.CopyArrays(%x) : ({_FROM}) -> {_TO}
@@ -92,7 +93,7 @@ module @jit_over {{
     }}
   }}
 }}
-"""
+""")
 """IFRT IR: a copy to another device, and a fragment there."""
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jaxlib.version import __version_info__ as jaxlib_version
 
 import pathways_lab as pw
 from pathways_lab.client.code import tiles
@@ -19,8 +20,9 @@ from pathways_lab.core.program.layout import Layout, boxes
 from pathways_lab.core.program.program import Call, Transfer
 from pathways_lab.runtime import jax_ifrt
 from tests.client.kit import FakeLab
+from tests.pipeline.spelling import spelled
 
-TWO_MESHES = """
+TWO_MESHES = spelled("""
 #whole = #ifrt.sharding_param<1x1 to [0] on 2>
 #rows = #ifrt.sharding_param<2x1 to [0] on 2>
 module @jit_train {
@@ -64,7 +66,7 @@ module @jit_train {
     }
   }
 }
-"""
+""")
 RNG = np.random.default_rng(0)
 W, X = RNG.normal(size=(2, 4, 4)).astype(np.float32)
 
@@ -242,6 +244,13 @@ def test_a_module_of_another_dialect_is_refused(fake: FakeLab) -> None:
     plain = "func.func public @f(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"
     with pytest.raises(pw.PathwaysError, match="'f' is no function of IFRT IR"):
         pw.mpmd.load(plain, on=[fake.slice(2)])
+
+
+@pytest.mark.skipif(jaxlib_version < (0, 12), reason="jaxlib before 0.12 spells as before")
+def test_text_of_another_jaxlib_is_refused_with_the_remedy(fake: FakeLab) -> None:
+    older = TWO_MESHES.replace('<sym_visibility = "private">', 'attributes {sym_visibility = "p"}')
+    with pytest.raises(pw.PathwaysError, match="in MLIR's generic form all of them read it"):
+        pw.mpmd.load(older, on=[fake.slice(2), fake.slice(2)])
 
 
 def test_slices_that_do_not_fit_are_refused_and_so_are_arguments(fake: FakeLab) -> None:
