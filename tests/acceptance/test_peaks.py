@@ -69,8 +69,8 @@ def temporary(lab: pw.Lab) -> dict[str, int]:
 
 
 def until(right: Callable[[], bool]) -> None:
-    """Wait, for some seconds at most."""
-    deadline = time.monotonic() + 3.0
+    """Wait, not for ever: what did not come is seen afterwards."""
+    deadline = time.monotonic() + SECONDS
     while not right() and time.monotonic() < deadline:
         time.sleep(0.01)
 
