@@ -129,7 +129,7 @@ ALL = (
     ),
     Broken(
         "clock: a page does not say that nothing comes", NOTEBOOK + "view/page.js",
-        "(late >= LATE ? `${Math.round(late)} s behind` : \"\")", '""',
+        "(late >= LATE ? `picture ${Math.round(late)} s behind` : \"\")", '""',
         HEAD + "test_an_old_picture_of_what_runs_says_so_beside_its_advice",
     ),
     Broken(

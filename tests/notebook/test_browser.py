@@ -38,7 +38,8 @@ log = Timeline()
 feed = play(log, training({steps}, hosts={hosts}, devices=2))
 stop, done = threading.Event(), threading.Event()
 over = lambda: "" if feed.is_alive() and not done.is_set() else "finished"
-view = View(log, title="train", origin=log.clock(), ended=over, cancel=stop.set)
+panels = "islands", "order", "queues", "utilisation"
+view = View(log, panels, title="train", origin=log.clock(), ended=over, cancel=stop.set)
 view.show()
 """
 
@@ -226,7 +227,7 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     grows(page)
     page.page.click(".pathways-lab-button:has-text('pause')")
     held, moment = newest(page), page.page.inner_text(".pathways-lab-moment")
-    assert f"held at {moment}: Esc" in page.page.inner_text(".pathways-lab-behind")
+    assert f"held at {moment}; Esc" in page.page.inner_text(".pathways-lab-behind")
     note = page.page.locator(".pathways-lab >> text=/noted at [0-9]/").first
     text, told = note.inner_text(), page.page.get_attribute(BODY, "aria-label")
     page.page.wait_for_timeout(1000)
@@ -249,14 +250,13 @@ def test_it_moves_and_all_is_found_again_while_a_cell_spins(
     page: Page, lab: Lab, tmp_path: Path
 ) -> None:
     """A gang, a moment; and its button ends the run."""
-    view = 'View(log, ("order", "queues", "graph"), '
     count = """
 gangs = [r for r in log.records if isinstance(r, Span) and r.kind == "gang"]
 print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 1.5))
 """
     page.show(
         "find.ipynb",
-        feed(hosts=2, spin=LONG).replace("View(log, ", view),
+        feed(hosts=2, spin=LONG).replace('"islands", "order"', '"order", "graph"'),
         count,
         command="notebook:run-cell",
     )
@@ -503,8 +503,6 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
     page.page.focus(".pathways-lab")
     page.page.keyboard.press("Escape")
     assert page.page.locator(".pathways-lab-stretch").count() == 0
-    page.page.click(".pathways-lab-button:has-text('follow')")
-    page.page.focus(".pathways-lab")
     page.page.keyboard.press("u")
     page.page.wait_for_function(rows, arg=2)
     assert page.console == []

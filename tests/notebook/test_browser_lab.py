@@ -245,7 +245,7 @@ def test_a_program_moves_prints_fails_and_freezes(page: Page, lab: Lab, tmp_path
     page.show_cell(2)
     grows(page)
     assert page.busy(3), "the cell after it must still be running"
-    page.click_mark("order", "order-done")
+    page.click_mark("queues", "queues-bars")
     page.page.wait_for_function(f"() => ({LIT})().length")
     assert page.page.evaluate(LIT) == [[2, "    outs.append(second(first(x)))"]]
     page.page.mouse.move(0, 0)  # under the pointer is a mark, which the card tells of first
@@ -259,7 +259,6 @@ def test_a_program_moves_prints_fails_and_freezes(page: Page, lab: Lab, tmp_path
     page.page.focus(".pathways-lab")
     page.page.keyboard.press("Escape")
     page.page.wait_for_function(f"() => !({LIT})().length")
-    page.page.click(".pathways-lab-button:has-text('follow')")
     assert page.busy(3), "all of it while the kernel was busy"
     (lab.work / "seen").touch()
     page.screenshot(tmp_path / "moving.png")

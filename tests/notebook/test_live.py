@@ -58,7 +58,7 @@ class Wire(LiveFigures):
 def at(now: float, hosts: int = 1) -> tuple[Any, ...]:
     scene = Scene(0.0)
     scene.add([r for r in training(3, hosts=hosts) if arrival(r) <= now], now)
-    return plots((), scene, now)
+    return plots(("islands", "order", "queues"), scene, now)
 
 
 @pytest.fixture

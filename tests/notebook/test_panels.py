@@ -320,9 +320,9 @@ def test_nothing_yet_says_what_it_waits_for() -> None:
     empty = plots((), Scene(0.0), 0.0)
     assert [plot.empty for plot in empty] == ["waiting for the first host"] + [
         "waiting for the first gang"
-    ] * 3
+    ] * 2
     known = plots((), scene_at(Cluster().records, 0.0), 0.0)
-    assert [plot.empty for plot in known] == [""] + ["waiting for the first gang"] * 3
+    assert [plot.empty for plot in known] == [""] + ["waiting for the first gang"] * 2
     assert all(plot.empty == "" for plot in plots((), scene_at(training(1), 5.0), 5.0))
 
 
@@ -484,7 +484,7 @@ def test_a_host_that_joins_moves_the_rows_below_it_with_their_bars() -> None:
 
 
 def test_panels_are_known_by_name() -> None:
-    assert chosen(()) == ("islands", "order", "queues", "utilisation")
+    assert chosen(()) == ("islands", "queues", "utilisation")
     assert chosen(("queues",)) == ("queues",)
     with pytest.raises(ValueError, match="no panel is called 'queue'; there are: islands"):
         chosen(("queue",))

@@ -62,12 +62,12 @@ def ended_by(records: list[Record], moment: float) -> int:
 
 
 def test_a_moment_of_the_past_is_what_was_known_then() -> None:
-    records = training(3, hosts=2)
-    shown, _ = made(records, 3.0)
+    records, panels = training(3, hosts=2), ("order", "queues")
+    shown, _ = made(records, 3.0, panels=panels)
     for moment in (0.5, 1.25, 0.75):
         shown.do("seek", moment)
         plots, header = shown.look(3.0)
-        then, _ = made([r for r in records if arrival(r) <= moment], moment)
+        then, _ = made([r for r in records if arrival(r) <= moment], moment, panels=panels)
         expected, _ = then.look(moment)
         assert header.at == moment
         assert sum(bars(plots)["count"]) == ended_by(records, moment)
@@ -82,22 +82,19 @@ def test_a_moment_of_the_past_is_what_was_known_then() -> None:
 
 def test_a_panel_that_comes_later_takes_no_other_ones_place_and_stays() -> None:
     records = training(2)
-    work = [
-        Span("launch", r.start, r.end, r.island, r.host, (), r.run, r.step, r.program, r.node)
-        for r in records
-        if isinstance(r, Span) and r.kind == "gang"
-    ]
+    args = {"step": 3, "made": 0.3}
+    work = [Span("host-computation", 0.1, 0.4, "", "feed-0", program="b", node="b[3]", args=args)]
     clock = Clock()
     log = Timeline(clock=clock)
     log.extend(r for r in records if arrival(r) <= 0.1)
     shown = Picture(log, Wanted(origin=0.0, since=0.0))
     stream = Stream(*shown.look(0.1))
     before = [plot.name for plot in stream.plots]
-    assert before == ["islands", "order", "queues", "utilisation"]
+    assert before == ["islands", "queues", "utilisation"]
     clock.now = 9.0
     log.extend(sorted([r for r in records if arrival(r) > 0.1] + work, key=arrival))
     stream.update(*shown.look(9.0))
-    after = ["islands", "order", "hosts", "queues", "utilisation"]
+    after = ["islands", "hosts", "queues", "utilisation"]
     assert [plot.name for plot in stream.plots] == after
     shown.do("seek", 0.05)
     assert [plot.name for plot in shown.look(9.0)[0]] == after
@@ -349,7 +346,7 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     whole = screen.wait_for(lambda m: m["type"] == "snapshot" and m)
     assert Header(**whole["header"]).status == "36 of 36 gangs done"
     assert "plots" not in whole, "documents are made there"
-    names = ("islands", "order", "queues", "utilisation")
+    names = ("islands", "queues", "utilisation")
     at = [whole["document"].index(f'"{name}-note"') for name in names]
     assert at == sorted(at), "panels from top to bottom"
     painter.do("seek", 0.5)

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.view import renderers
 from pathways_lab.notebook.view.picture import FOLD, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view.render_process import Studio
@@ -45,7 +46,9 @@ def test_a_thread_that_is_behind_takes_in_more_before_it_draws_again(
     )
     records = training(30, hosts=8, devices=2)
     log = Timeline(clock=lambda: arrival(records[-1]) + 1.0)
-    painter = renderers.Thread(log, Wanted(origin=0.0, since=0.0), Mock(ended=lambda: ""))
+    painter = renderers.Thread(
+        log, Wanted(tuple(PANELS), origin=0.0, since=0.0), Mock(ended=lambda: "")
+    )
     log.extend(records)
     until(lambda: len(painter.picture.scene.ended) == 30)
     painter.end("ended")

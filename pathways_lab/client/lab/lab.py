@@ -287,7 +287,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
     def view(self, *panels: str, **options: Any) -> Any:
         """A live view of the timeline; of a lab that is gone, a static picture of all of it.
 
-        panels: names; none means islands, order, queues and utilisation, and above the queues
+        panels: names; none means islands, queues and utilisation, and above the queues
             heat where there are more than 64 hosts, and experts where rows go to some.
         options: title, window (it looks back so many seconds; without it the last two steps of a
             program that repeats, or 20 seconds), origin (not further than that);

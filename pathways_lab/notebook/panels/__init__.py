@@ -44,7 +44,7 @@ PANELS: dict[str, Panel] = {
 }
 """By the names that ``lab.view(...)`` and ``--show`` know, in the order of a full view."""
 
-DEFAULT = ("islands", "order", "queues", "utilisation")
+DEFAULT = ("islands", "queues", "utilisation")
 """The panels of a view that names none."""
 
 
@@ -57,9 +57,9 @@ def chosen(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def completed(names: tuple[str, ...], scene: Scene) -> tuple[str, ...]:
-    """The same, and above the device queues the work of their hosts, where any is recorded, the
+    """The same, and above the device queues the work of workers for feeds, where there are any, the
     heat of hosts that are too many for rows, and the rows that experts got."""
-    more = {"hosts": len(scene.worked.table) > 0, "heat": scene.many, "experts": scene.balance}
+    more = {"hosts": scene.machine.feeders, "heat": scene.many, "experts": scene.balance}
     shown: list[str] = []
     for name in chosen(names):
         if name == "queues":

@@ -44,7 +44,7 @@ class Head {
     const state = this.cancelled && header.actions.includes("cancel") ? "cancelling" : header.state;
     this.state.textContent = this.state.dataset.state = state;
     this.count(header, age);
-    this.status.textContent = header.status;
+    this.status.textContent = header.at === null ? header.status : ""; // room for what follows
     this.progress.hidden = header.progress < 0;
     if (header.progress >= 0) this.progress.value = header.progress;
     this.notes.replaceChildren(...header.notes.map((note) => element("span", "note", note)));
@@ -75,9 +75,8 @@ class Head {
     const took = (now - this.since).toFixed(1);
     this.compiling.textContent = name ? `compiling ${name}, ${number} of ${total}, ${took} s` : "";
     const late = header.late + (header.state === "running" && age > LATE ? age : 0);
-    const held = header.at !== null && `held at ${header.at.toFixed(2)} s: Esc or follow shows the present`;
-    this.behind.textContent = held || (late >= LATE ? `${Math.round(late)} s behind` : "");
-    if (this.behind.textContent) this.behind.prepend("picture ");
+    const held = header.at !== null && `picture held at ${header.at.toFixed(2)} s; Esc goes on`;
+    this.behind.textContent = held || (late >= LATE ? `picture ${Math.round(late)} s behind` : "");
   }
 
   button(name) {
@@ -263,8 +262,8 @@ class View {
   hold() {
     if (this.paused || this.feed.frozen) return;
     this.paused = true;
-    const { legend, advice, summary, status, progress, shown, moments, at } = this.feed.header;
-    this.held = { legend, advice, summary, status, progress, shown, at: at ?? moments[1] };
+    const { legend, advice, summary, shown, moments, at } = this.feed.header;
+    this.held = { legend, advice, summary, shown, at: at ?? moments[1] };
     this.header(this.feed.header);
   }
 
