@@ -237,6 +237,13 @@ def test_a_client_that_waits_for_all_of_what_is_shown_is_named():
     assert advice(found, 9.0).startswith("devices compute for ann while bob waits for its turn")
 
 
+@pytest.mark.parametrize("dispatch", [0.1, 3.0])
+def test_devices_that_compute_nearly_all_of_the_time_need_no_less_waiting(dispatch):
+    said = advice(scene(made=0.0, dispatch=dispatch, busy=9.9), 9.9 + dispatch)
+    told = "devices compute at least 99 % of the time: faster functions or more devices help"
+    assert said.startswith(told) == (dispatch < 1.0)
+
+
 def test_less_than_a_fifth_of_the_time_needs_no_advice():
     assert advice(scene(made=1.9, dispatch=0.1, busy=8.0), 10.0) == ""
     assert advice(Scene(), 10.0) == ""

@@ -6,7 +6,8 @@ another one, and its reader wants to know what would help.
 Rule for maintainers: one sentence at most, of the largest cause in what is shown, and none
 below :data:`WORTH` but for a host that is late: its client waits for it and asks others for
 nothing.  The cause is named first, then who waits for it, with all of the time of its devices.
-Devices that nobody asked for anything need no advice, unless their client waits for each call.
+Devices that nobody asked for anything need no advice, unless their client waits for each call,
+and devices that compute hear that waiting is no matter.
 
 Paper: section 5.1 (dispatch overheads), section 5.2 (several clients), section 5.3 (pipelines).
 """
@@ -136,7 +137,19 @@ def advice(scene: Scene, now: float) -> str:
             tell = partial(_held_up, scene, start, end, island, cause, times)
         if share > WORTH:
             found.append((share * _weight(cause), tell))
-    return max(found, key=itemgetter(0))[1]() if found else slow
+    return max(found, key=itemgetter(0))[1]() if found else slow or _full(times)
+
+
+def _full(times: dict[str, Spent]) -> str:
+    """The sentence where all islands that compute do so for most of the time."""
+    busy = [time.busy for time in times.values() if time.busy]
+    least = min(busy, default=0.0)
+    if least < 1 - WORTH:
+        return ""
+    return (
+        f"devices compute at least {100 * least:.0f} % of the time: faster functions or more"
+        " devices help, less waiting hardly would"
+    )
 
 
 def _weight(cause: str) -> float:
