@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
-from pathways_lab.notebook.panels.queues import waits_so_far
 from pathways_lab.notebook.scene.advice import advice
+from pathways_lab.notebook.scene.awaited import waits_so_far
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.view.picture import Picture, Wanted
@@ -147,7 +147,7 @@ def test_the_gap_before_what_runs_has_its_causes_before_that_has_ended() -> None
             for r in cluster.in_order()
         ]  # fmt: skip
         scene.add([r for r in records if arrival(r) <= moment], moment)
-        marks = waits_so_far(scene), scene.waited.table.columns()
+        marks = waits_so_far(scene, moment), scene.waited.table.columns()
         found.append({})
         for each in marks:
             for kind, left, right, top in zip(
@@ -155,9 +155,25 @@ def test_the_gap_before_what_runs_has_its_causes_before_that_has_ended() -> None
             ):
                 if top > 0.6:  # island1
                     found[-1][kind] = right - left
-        assert bool(len(marks[0]["left"])) == (moment < begin + 0.04), "only while it runs"
+        assert (begin in marks[0]["right"]) == (moment < begin + 0.04), "only while it runs"
     assert found[0].keys() == found[1].keys() >= {WAITS.index(INPUT), WAITS.index(TRANSFER)}
     assert found[0] == pytest.approx(found[1])
+
+
+def test_an_idle_device_waits_for_its_next_gang_already() -> None:
+    """Until its inputs are made, then for their bytes; a reader need not wait with it."""
+    cluster = Cluster()
+    cluster.pipeline(micro=1)
+    again = cluster.pipeline(micro=1, at=0.5)
+    assert again > 0.5
+    for moment, cause in ((0.53, INPUT), (0.55, TRANSFER)):
+        scene = Scene(0.0, 20.0)
+        scene.add([r for r in cluster.in_order() if arrival(r) <= moment], moment)
+        marks = waits_so_far(scene, moment)
+        mine = {WAITS[int(kind)]: right for kind, right, top in zip(
+            marks["kind"], marks["right"], marks["top"], strict=True) if top > 0.6}  # fmt: skip
+        assert max(mine, key=lambda cause: mine[cause]) == cause
+        assert mine[cause] == pytest.approx(moment)
 
 
 def test_lanes_that_share_what_runs_have_gaps_of_their_own() -> None:
@@ -179,7 +195,7 @@ def test_lanes_that_share_what_runs_have_gaps_of_their_own() -> None:
         ],
         1.5,
     )
-    marks = waits_so_far(scene)
+    marks = waits_so_far(scene, 1.5)
     assert marks["kind"].tolist() == [WAITS.index(ORDER)]
     assert (marks["left"][0], marks["right"][0]) == (0.5, 1.0)
     assert marks["top"][0] > 0.5, "the lane of the two that are free"

@@ -13,7 +13,7 @@ import numpy as np
 
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.panels.order import around_frontier
-from pathways_lab.notebook.panels.queues import waits_so_far
+from pathways_lab.notebook.scene.awaited import waits_so_far
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS
 from pathways_lab.notebook.scene.scene import WAITS, WORK, Scene
 
@@ -38,7 +38,7 @@ def legend(panels: tuple[str, ...], *seen: tuple[Scene, float]) -> Legend:
     whole = [own for own, (_, nodes) in zip(whole, out, strict=True) if own not in nodes]
     if {"islands", "queues", "utilisation"} & set(panels) and whole:
         out.insert(0, ("programs", tuple(whole)))
-    causes = sorted(set().union(*(_causes(scene, panels) for scene, _ in seen)))
+    causes = sorted(set().union(*(_causes(*each, panels) for each in seen)))
     if causes:
         out.append(("waits for", tuple((WAITS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
     if "hosts" in panels and any(len(scene.worked.table) for scene, _ in seen):
@@ -62,8 +62,8 @@ def _programs(scene: Scene, now: float, panels: set[str]) -> set[str]:
     return out
 
 
-def _causes(scene: Scene, panels: tuple[str, ...]) -> set[int]:
+def _causes(scene: Scene, now: float, panels: tuple[str, ...]) -> set[int]:
     if not {"planned", "queues"} & set(panels):
         return set()
-    kinds = scene.waited.table.columns()["kind"], waits_so_far(scene)["kind"]
+    kinds = scene.waited.table.columns()["kind"], waits_so_far(scene, now)["kind"]
     return {int(kind) for each in kinds for kind in np.unique(each)}

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pathways_lab.notebook.scene.awaited import maker, needed
-from pathways_lab.notebook.scene.device_state import What
+from pathways_lab.notebook.scene.awaited import maker, needed, waits_so_far
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number, parts
-from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, PAINTS, family, ink_on
+from pathways_lab.notebook.scene.palette import PAINTS, family, ink_on
 from pathways_lab.notebook.scene.plot import (
     BOXES,
     CATALOGUE,
@@ -34,8 +33,6 @@ from pathways_lab.notebook.scene.plot import (
 from pathways_lab.notebook.scene.row_layout import Rows, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
-from pathways_lab.timeline.gangs import GangKey
-from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import own
 from pathways_lab.timeline.waits import INPUT
 
@@ -78,7 +75,7 @@ def plot(scene: Scene, now: float) -> Plot:
     count = len(rows.labels)
     each = max(7.0, min(28.0, 420.0 / max(count, 1)))
     open_bars = _open(scene, now)
-    waited, open_waits = scene.waited.table.columns(), waits_so_far(scene)
+    waited, open_waits = scene.waited.table.columns(), waits_so_far(scene, now)
     marks = {name: np.concatenate((waited[name], column)) for name, column in open_waits.items()}
     bars = scene.bars.columns()
     return Plot(
@@ -152,45 +149,6 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
         for name, column in columns.items():
             column.append(values[name])
     return columns
-
-
-def _mark(
-    scene: Scene, key: GangKey, what: What, row: float, count: int,
-    cause: str, begun: float, over: float,
-) -> dict[str, float]:  # fmt: skip
-    kind = WAITS.index(cause)
-    top, bottom = scene.waited.edges[kind]
-    return {
-        "left": begun - scene.origin, "right": over - scene.origin,
-        "top": row + top, "bottom": row + bottom, "paint": CAUSE_PAINTS[kind],
-        "what": scene.catalogue.row(what), "busy": 1000 * (over - begun),
-        "gang": number(*key), "kind": kind, "count": count,
-    }  # fmt: skip
-
-
-def waits_so_far(scene: Scene) -> dict[str, NDArray[np.generic]]:
-    """Marks of what devices waited for before what they work on, as those of what has ended."""
-    together: dict[tuple[GangKey, str], list[Lane]] = {}
-    about: dict[tuple[GangKey, str], tuple[float, What]] = {}
-    for lane, key, since, what in scene.running():
-        together.setdefault((key, lane.host), []).append(lane)
-        about[key, lane.host] = since, what
-    marks: list[dict[str, float]] = []
-    seen: set[float] = set()
-    for (key, host), lanes in together.items():
-        since, what = about[key, host]
-        at: dict[float, list[Lane]] = {}
-        for lane in lanes:
-            if (row := scene.drawn_at(lane)) is not None and row not in seen:
-                at.setdefault(row, []).append(lane)
-        seen |= at.keys()
-        for row, (lane, *more) in at.items():
-            parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since)
-            marks += [_mark(scene, key, what, row, 1 + len(more), *part) for part in parts]
-    return {
-        name: np.array([mark[name] for mark in marks], column.dtype)
-        for name, column in scene.waited.table.columns().items()
-    }
 
 
 def _readouts(scene: Scene, now: float) -> dict[float, str]:

@@ -13,10 +13,17 @@ from __future__ import annotations
 
 import math
 
-from pathways_lab.notebook.scene.scene import Scene
+import numpy as np
+from numpy.typing import NDArray
+
+from pathways_lab.notebook.scene.device_state import What
+from pathways_lab.notebook.scene.gang_number import number
+from pathways_lab.notebook.scene.palette import CAUSE_PAINTS
+from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.flow import Flow
-from pathways_lab.timeline.gangs import Gang
+from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.waits import DISPATCH, INPUT, TRANSFER
 
 SAME = 1e-6
 """Seconds by which times may differ that mean the same moment."""
@@ -53,10 +60,10 @@ def later(scene: Scene, run: int, step: int, moment: float) -> str:
     inputs were there at a moment (seconds on the records' clock): it might have computed then."""
     flow = scene.flows.run(run)
     leaves = {n for stage in flow for n in stage.after if stage.transfer}
-    for number, stage in enumerate(flow[step + 1 :], step + 1):
-        if stage.transfer or stage.slice != flow[step].slice or number not in leaves:
+    for n, stage in enumerate(flow[step + 1 :], step + 1):
+        if stage.transfer or stage.slice != flow[step].slice or n not in leaves:
             continue
-        if all(ended_at(scene, run, made) <= moment for made in makers(flow, number)):
+        if all(ended_at(scene, run, made) <= moment for made in makers(flow, n)):
             return stage.node
     return ""
 
@@ -77,9 +84,9 @@ def missing(scene: Scene, gang: Gang, host: str) -> tuple[str, Gang | None]:
     return "", None
 
 
-def needed(scene: Scene) -> dict[Lane, str]:
-    """The nodes whose values the next gangs of devices have not got."""
-    out: dict[Lane, str] = {}
+def nexts(scene: Scene) -> dict[Lane, Gang]:
+    """The gangs that have the next places on devices, and are not launched there."""
+    out: dict[Lane, Gang] = {}
     for island in () if scene.final else scene.machine.islands:
         seen: set[int] = set()
         for gang in scene.gangs.order(island):
@@ -90,5 +97,66 @@ def needed(scene: Scene) -> dict[Lane, str]:
             for host, device in bound.devices:
                 lane = Lane(island, host, device)
                 if lane not in out and gang.state_on(host) == "granted":
-                    out[lane], _ = missing(scene, gang, host)
-    return {lane: node for lane, node in out.items() if node}
+                    out[lane] = gang
+    return out
+
+
+def needed(scene: Scene) -> dict[Lane, str]:
+    """The nodes whose values the next gangs of devices have not got."""
+    found = {lane: missing(scene, gang, lane.host)[0] for lane, gang in nexts(scene).items()}
+    return {lane: node for lane, node in found.items() if node}
+
+
+def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
+    """Marks of what devices waited for before what they work on, and of what idle ones wait for
+    *now* (seconds), as those of what has ended."""
+    together: dict[tuple[GangKey, str], list[Lane]] = {}
+    begun = {}
+    for lane, key, since, what in scene.running():
+        together.setdefault((key, lane.host), []).append(lane)
+        begun[key, lane.host] = since, what
+    busy, next_gangs = {lane for lanes in together.values() for lane in lanes}, nexts(scene)
+    for lane, gang in next_gangs.items():
+        if lane in scene.recent and lane not in busy:
+            together.setdefault(((gang.run, gang.step), lane.host), []).append(lane)
+    marks: list[dict[str, float]] = []
+    seen: set[float] = set()
+    for (key, host), lanes in together.items():
+        rows = {scene.drawn_at(lane): lane for lane in reversed(lanes)}
+        for row, lane in rows.items():
+            if row is None or row in seen:
+                continue
+            seen.add(row)
+            rest = DISPATCH
+            if (key, host) in begun:
+                since, what = begun[key, host]
+            else:
+                gang, since = next_gangs[lane], max(now, scene.waiting[lane].ended)
+                what = What(gang.node, gang.program, gang.client, gang.line)
+                node, made = missing(scene, gang, host)
+                if node:
+                    rest = TRANSFER if made is None else INPUT
+            stands = scene.lanes.drawn[scene.rows.of[lane]][1]
+            parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since)
+            for cause, start, over in parts:
+                # Nothing that is known explains the last part yet.
+                cause = rest if (cause, over) == (DISPATCH, since) else cause
+                marks.append(_mark(scene, key, what, row, stands, cause, start, over))
+    return {
+        name: np.array([mark[name] for mark in marks], column.dtype)
+        for name, column in scene.waited.table.columns().items()
+    }
+
+
+def _mark(
+    scene: Scene, key: GangKey, what: What, row: float, count: float,
+    cause: str, begun: float, over: float,
+) -> dict[str, float]:  # fmt: skip
+    kind = WAITS.index(cause)
+    top, bottom = scene.waited.edges[kind]
+    return {
+        "left": begun - scene.origin, "right": over - scene.origin,
+        "top": row + top, "bottom": row + bottom, "paint": CAUSE_PAINTS[kind],
+        "what": scene.catalogue.row(what), "busy": 1000 * (over - begun),
+        "gang": number(*key), "kind": kind, "count": count,
+    }  # fmt: skip

@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pathways_lab.notebook.scene.awaited import needed
+from pathways_lab.notebook.scene.awaited import waits_so_far
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.scene import WAITS, Scene
-from pathways_lab.timeline.gangs import GangKey
-from pathways_lab.timeline.machine import Lane
-from pathways_lab.timeline.waits import INPUT
 
 
 class Spent(NamedTuple):
@@ -77,6 +74,10 @@ def spent(scene: Scene, start: float, end: float) -> dict[str, Spent]:
     bars, held = scene.computed.seconds(start, end)
     held *= bars["bottom"] - bars["top"] > 0.5  # not arrivals
     marks, idle = scene.waited.seconds(start, end)
+    so_far: dict[str, Any] = waits_so_far(scene, end + scene.origin)
+    lasted = np.minimum(so_far["right"], end) - np.maximum(so_far["left"], start)
+    idle = np.concatenate((idle, np.maximum(lasted, 0.0) * so_far["count"]))
+    marks = {name: np.concatenate((marks[name], so_far[name])) for name in ("top", "kind")}
     functions = [family(what.node) if what.node else "several" for what in scene.catalogue]
     for (low, high), time in zip(scene.lanes.rows.bands, out.values(), strict=False):
         for columns, seconds, key, names, sums in (
@@ -87,29 +88,8 @@ def spent(scene: Scene, start: float, end: float) -> dict[str, Spent]:
             each = np.bincount(columns[key][here].astype(int), seconds[here])
             for n in np.flatnonzero(each):
                 sums[names[n]] += float(each[n])
-    _add_running(scene, start, end, lanes, out)
-    running = {lane for lane, *_ in scene.running()}
-    for lane in needed(scene).keys() & lanes - running:
-        idle_since = max(start, scene.waiting[lane].ended - scene.origin)
-        out[lane.island].waited[INPUT] += max(0.0, end - idle_since)
+    for lane, _, since, what in scene.running():
+        if lane in lanes:
+            begun = max(start, since - scene.origin)
+            out[lane.island].computed[family(what.node)] += max(0.0, end - begun)
     return out
-
-
-def _add_running(
-    scene: Scene, start: float, end: float, lanes: set[Lane], out: dict[str, Spent]
-) -> None:
-    """Count what computes, and what was waited for before it."""
-    together: dict[tuple[GangKey, str], list[tuple[Lane, float, str]]] = {}
-    for lane, key, since, what in scene.running():
-        together.setdefault((key, lane.host), []).append((lane, since - scene.origin, what.node))
-    for (key, _), found in together.items():
-        of_gang = tuple(lane for lane, _, _ in found)
-        for lane, since, node in found:
-            if lane not in lanes:
-                continue
-            time = out[lane.island]
-            time.computed[family(node)] += max(0.0, end - max(start, since))
-            began = since + scene.origin
-            for cause, begun, over in scene.waits.so_far(*key, node, of_gang, lane, began):
-                until = min(end, over - scene.origin)
-                time.waited[cause] += max(0.0, until - max(start, begun - scene.origin))

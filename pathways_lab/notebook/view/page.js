@@ -75,7 +75,7 @@ class Head {
     const took = (now - this.since).toFixed(1);
     this.compiling.textContent = name ? `compiling ${name}, ${number} of ${total}, ${took} s` : "";
     const late = header.late + (header.state === "running" && age > LATE ? age : 0);
-    const held = header.at !== null && `picture held at ${header.at.toFixed(2)} s; Esc goes on`;
+    const held = header.at !== null && `held at ${header.at.toFixed(2)} s; Esc goes on`;
     this.behind.textContent = held || (late >= LATE ? `picture ${Math.round(late)} s behind` : "");
   }
 
