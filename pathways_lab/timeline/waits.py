@@ -417,7 +417,8 @@ class Waits:
         """The waits of *lane* before a gang that it began at *start* (seconds) with *lanes* of its
         host, as far as they are known: ``(cause, from, until)``.  Nothing is folded."""
         known = self._runs.get(run)
-        since = self._free.get(lane, self._free.get(lanes[0], self._since))  # see _as_one
+        first = (self._together.get(lane.host) or lanes)[0]  # see _as_one
+        since = self._free.get(lane, self._free.get(first, self._since))
         if known is None or known.submitted == since == -np.inf:
             return []
         gang = _Gang(run, step, lanes[0].host, node, tuple([lane.device for lane in lanes]))
@@ -571,8 +572,7 @@ def waits(
     records: Iterable[Record], start: float, end: float
 ) -> dict[Lane, list[tuple[str, float, float]]]:
     """The same without gangs: ``(cause, from, until)``."""
-    found = stretches(records, start, end)
-    return {lane: [part[:3] for part in parts] for lane, parts in found.items()}
+    return {lane: [p[:3] for p in parts] for lane, parts in stretches(records, start, end).items()}
 
 
 def _tiled(parts: list[Stretch], start: float, end: float) -> list[Stretch]:

@@ -95,6 +95,9 @@ def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead):
     for n in range(5):
         submitted = 0.0 if ahead else 0.4 * n + 0.3
         cluster.records.append(Event("submitted", submitted, run=n + 1, **of))
+        if ahead:  # what was asked for meanwhile travelled with it
+            cluster.records += [Event(kind, 0.4 * n + 0.3, run=10 * n + 11, **of)
+                                for kind in ("submitted", "finished")]  # fmt: skip
         end = cluster.gang(0, n + 1, 0, "p", "f", "", 0.4 * n + 0.4, 0.2, submitted)
         cluster.records.append(Event("finished", end, run=n + 1, **of))
     found = Scene(0.0, 20.0)

@@ -176,6 +176,29 @@ def test_an_idle_device_waits_for_its_next_gang_already() -> None:
         assert mine[cause] == pytest.approx(moment)
 
 
+def test_an_idle_device_whose_next_gang_needs_one_that_computes_waits_for_the_order() -> None:
+    cluster = Cluster(1, devices=2)
+    name, place = "island0", ("island0", "island0/host0")
+    slices = {7: [(place[1], 0)], 8: [(place[1], 0), (place[1], 1)]}
+    for number_, devices in slices.items():
+        args = {"slice": number_, "devices": devices, "shape": (len(devices),), "axes": ("x",)}
+        cluster.records.append(Event("slice-bound", 0.0, name, client="ann", args=args))
+    for run, of in ((1, 8), (2, 7), (3, 8)):
+        cluster.records.append(Event("submitted", 0.0, run=run, program="p"))
+        args = {"seq": run, "slice": of, "hosts": place[1:]}
+        cluster.records.append(Event("granted", 0.0, name, run=run, step=0, node="f", args=args))
+    launched = {"run": 2, "step": 0, "node": "f", "program": "p"}
+    cluster.records += [
+        Span("gang", 0.0, 0.2, *place, (0, 1), 1, 0, "p", "f", args={"slice": 8}),
+        Event("launched", 0.2, *place, **launched, args={"devices": (0,), "slice": 7}),
+    ]
+    scene = Scene(0.0, 20.0)
+    scene.add(sorted(cluster.records, key=arrival), 0.5)
+    marks = waits_so_far(scene, 0.5)
+    assert [WAITS[int(kind)] for kind in marks["kind"]] == [ORDER]
+    assert (marks["left"][0], marks["right"][0]) == (0.2, 0.5)
+
+
 def test_lanes_that_share_what_runs_have_gaps_of_their_own() -> None:
     """Two devices wait while two others of their gang are another client's."""
     place = ("island0", "island0/host0")

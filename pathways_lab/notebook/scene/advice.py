@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice, pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -189,7 +189,8 @@ def _held_up(
     scene: Scene, start: float, end: float, island: str, cause: str, times: dict[str, Spent]
 ) -> str:
     """The sentence about a cause for which devices of an island wait."""
-    bars = _newest(scene, start + scene.origin, island, WAITS.index(cause))
+    kind = WAITS.index(cause)
+    bars = _newest(scene, start + scene.origin, island, kind)
     first, remedy = _CAUSES[cause]
     node = _most((bar.node, bar.busy) for bar in bars)
     about = f" (mostly before {node})" if node else ""
@@ -198,9 +199,9 @@ def _held_up(
     made = [" on ".join(filter(None, maker(scene, bar.run, bar.step, bar.end))) for bar in bars]
     name = _most(zip(made, [bar.busy for bar in bars], strict=True)) or "an earlier computation"
     first = first.format(name)
-    ready = [later(scene, bar.run, bar.step, bar.start) for bar in bars]
-    if first_of := _most(zip(ready, [bar.busy for bar in bars], strict=True)):
-        remedy = f"{first_of} has its inputs before {node}: call it first"
+    for bar in sorted(_newest(scene, start + scene.origin, "", kind), key=attrgetter("busy")):
+        if ready := later(scene, bar.run, bar.step, bar.start):  # there, others wait for it
+            remedy = f"{ready} has its inputs before {bar.node}: call it first"
     if uneven := _uneven(times):
         first, remedy = uneven, f"even stages wait less, and {remedy}"
     if full := _network(scene, start, end):
@@ -209,9 +210,9 @@ def _held_up(
 
 
 def _newest(scene: Scene, since: float, island: str, kind: int) -> list[Bar]:
-    """The newest waits of an island for a cause, as far as they ended after some moment (seconds
-    on the records' clock)."""
-    rows = {row for lane, row in scene.rows.of.items() if lane.island == island}
+    """The newest waits of an island ("": of all) for a cause, as far as they ended after some
+    moment (seconds on the records' clock)."""
+    rows = {row for lane, row in scene.rows.of.items() if island in ("", lane.island)}
     of_kind = (bar for bar in reversed(scene.waited.bars.items) if bar.kind == kind)
     ours = (bar for bar in of_kind if bar.end > since and bar.row in rows)
     return list(islice(ours, NEWEST))
@@ -227,10 +228,12 @@ def _most(seconds: Iterable[tuple[str, float]]) -> str:
 
 def _one_by_one(scene: Scene) -> str:
     """The client that waited for each of its newest runs before it submitted the next, "" for none
-    and where several compute."""
-    runs = [run for run in [*scene.runs.values()][-4 * CALLS :] if run.submitted < math.inf]
+    and where several compute, or several programs."""
+    # One that has ended without a gang is a part of another one, which was made of several calls.
+    known = [run for run in scene.runs.values() if run.count or run.ended is None][-4 * CALLS :]
+    runs = [run for run in known if run.submitted < math.inf]
     runs = sorted(runs, key=lambda run: run.submitted)[-CALLS:]
-    if len(runs) < CALLS or len({run.client for run in runs}) > 1:
+    if len(runs) < CALLS or len({(run.client, run.program) for run in runs}) > 1:
         return ""
     for before, after in pairwise(runs):
         waited = before.ended is not None and before.end <= after.submitted < before.end + PAUSE

@@ -23,10 +23,14 @@ from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.flow import Flow
 from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
-from pathways_lab.timeline.waits import DISPATCH, INPUT, TRANSFER
+from pathways_lab.timeline.waits import DISPATCH, INPUT, ORDER, TRANSFER
 
 SAME = 1e-6
 """Seconds by which times may differ that mean the same moment."""
+
+
+NEAR = 128
+"""Steps among which one is looked for that might have computed earlier."""
 
 
 def makers(flow: Flow, step: int) -> list[int]:
@@ -59,8 +63,9 @@ def later(scene: Scene, run: int, step: int, moment: float) -> str:
     """The first node after a step, of its run and on its slice, that others wait for and whose
     inputs were there at a moment (seconds on the records' clock): it might have computed then."""
     flow = scene.flows.run(run)
-    leaves = {n for stage in flow for n in stage.after if stage.transfer}
-    for n, stage in enumerate(flow[step + 1 :], step + 1):
+    near = flow[step + 1 : step + NEAR]
+    leaves = {n for stage in near for n in stage.after if stage.transfer}
+    for n, stage in enumerate(near, step + 1):
         if stage.transfer or stage.slice != flow[step].slice or n not in leaves:
             continue
         if all(ended_at(scene, run, made) <= moment for made in makers(flow, n)):
@@ -136,6 +141,8 @@ def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
                 node, made = missing(scene, gang, host)
                 if node:
                     rest = TRANSFER if made is None else INPUT
+                elif any(other.host == host for other in busy & _lanes(scene, gang)):
+                    rest = ORDER
             stands = scene.lanes.drawn[scene.rows.of[lane]][1]
             parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since)
             for cause, start, over in parts:
@@ -146,6 +153,11 @@ def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
         name: np.array([mark[name] for mark in marks], column.dtype)
         for name, column in scene.waited.table.columns().items()
     }
+
+
+def _lanes(scene: Scene, gang: Gang) -> set[Lane]:
+    bound = scene.machine.slices.get(gang.slice)
+    return {Lane(gang.island, *place) for place in bound.devices} if bound else set()
 
 
 def _mark(
