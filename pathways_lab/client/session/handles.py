@@ -69,7 +69,8 @@ class _SaysWhatToDo(type):
     def __repr__(cls) -> str:
         return (
             f"<class '{cls.__module__}.{cls.__qualname__}' (its array is on a slice:"
-            " pw.jit(f)(handle) computes there, handle.result() fetches it)>"
+            " pw.jit(f)(handle) computes there, lab.open_door().array(handle) is JAX's own,"
+            " handle.result() fetches it)>"
         )
 
 
@@ -325,7 +326,8 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(
                 f"a handle has no {name!r}: handle.result() is its array in this kernel, and in"
-                " pw.jit(f)(handle) f has what JAX's arrays have",
+                " pw.jit(f)(handle) f has what JAX's arrays have; lab.open_door().array(handle) is"
+                " JAX's own",
                 name=name,
                 obj=self,
             )
