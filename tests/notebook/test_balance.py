@@ -41,6 +41,7 @@ def test_the_panel_stands_above_the_queues_of_programs_that_have_experts() -> No
     scene = Scene()
     assert "experts" not in completed((), scene)
     assert PANELS["experts"](scene, 0.0).empty
+    assert PANELS["experts"](scene, 0.0).note.startswith("line: ")
     scene.add(told(1, 1, 2), 0.1)
     assert completed(("order", "queues"), scene) == ("order", "experts", "queues")
     assert completed(("experts", "queues"), scene) == ("experts", "queues")

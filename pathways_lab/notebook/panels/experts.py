@@ -60,7 +60,7 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="experts",
         title="Rows by expert",
-        note=f"{'; '.join(notes)}; line: the newest; none dropped",
+        note="; ".join((*notes, "line: the newest; none dropped")),
         height=max(44, round(each * (at + 0.5))),
         x=(0.0, 1.05 * most),
         y=(-0.7, max(at - 0.5, 0.5) + 0.2),
