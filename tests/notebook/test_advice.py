@@ -166,32 +166,23 @@ def test_a_host_that_is_late_is_named_where_no_device_waits_for_what_is_submitte
     assert advice(found, 1.0).startswith(told) == (by > 0.1)
 
 
-@pytest.mark.parametrize("took", [0.95, 0.5])
-def test_a_network_that_is_full_is_named_in_place_of_a_remedy_for_pipelines(took):
-    """Places are withheld on one island while bytes are on their way to the other."""
-    records: list[Record] = [
-        Event("host-joined", 0.0, name, f"{name}/host0", args={"devices": 1})
-        for name in ("island0", "island1")
-    ]
-    for n in range(8):
-        of = {"run": n + 1, "program": "p"}
-        records.append(Event("submitted", 0.0, **of))
-        records += [Event("granted", n - 0.05, f"island{i}", step=i, args={"slice": i}, **of)
-                    for i in range(2)]  # fmt: skip
-        for i, start, end in ((0, n, n + 0.3), (1, n + 0.95, n + 1.9)):
-            records.append(
-                Span("gang", start, end, f"island{i}", f"island{i}/host0", (0,), step=i,
-                     node=f"f{i}", args={"slice": i}, **of)
-            )  # fmt: skip
-        records.append(
-            Span("transfer", n + 0.0, n + took, "island1", "island1/host0", (0,), step=9, **of)
-        )
+@pytest.mark.parametrize("took", [0.5, 0.1])
+def test_transfers_are_named_where_a_longer_wait_is_for_what_waits_for_them(took):
+    """Places are withheld on one island until the other one has got its bytes and computed."""
+    called = [[False, "f0", 0, 8, [], ""], [True, "", 1, 8, [0], ""], [False, "f1", 1, 8, [1], ""]]
+    cluster = Cluster()
+    cluster.records.append(Event("plan", 0.0, args={"plan": "k", "steps": called}))
+    of, end = {"program": "p", "args": {"plan": "k"}}, 0.0
+    for n in range(1, 6):
+        cluster.records.append(Event("submitted", 0.0, run=n, **of))
+        begun = cluster.gang(0, n, 0, "p", "f0", "", end, 0.3, end)
+        begun = cluster.transfer(0, 1, n, 1, "p", "", begun, took)
+        end = cluster.gang(1, n, 2, "p", "f1", "", begun, 0.2, end) + 0.01
     found = Scene(0.0, 20.0)
-    found.add(sorted(records, key=known_order), 8.0)
-    said = advice(found, 8.0)
-    assert "for earlier computation" in said
-    told = "bytes are on their way to island1 for 92 % of the time: "
-    assert said.startswith(told) == ("; send less" in said) == (took > 0.8)
+    found.add(sorted(cluster.records, key=known_order), end)
+    said = advice(found, end)
+    assert said.startswith("transfers to island1 hold it up: island1 computes ") == (took > 0.3)
+    assert ("; send less, or place both" in said) == (took > 0.3)
 
 
 @pytest.mark.parametrize("over", [True, False])

@@ -51,11 +51,8 @@ DERIVED = 0.5
 """How much of its share a wait for an earlier computation counts beside waits for anything else:
 that computation may have waited for the same thing."""
 
-FULL = 0.8
-"""Share of the time for which bytes are on their way to an island whose network is full."""
-
 PARTS = 200
-"""Moments at which the network, and devices that clients share, are looked at."""
+"""Moments at which devices that clients share are looked at."""
 
 NEWEST = 100
 """Waits of an island of which it is asked what they were for: the newest ones."""
@@ -114,6 +111,7 @@ def advice(scene: Scene, now: float) -> str:
     if end <= start:
         return ""
     times, client = spent(scene, start, end), _one_by_one(scene)
+    del times[""]  # all of them
     behind = scene.alike.behind(min(start + scene.origin, now - STEADY), 0.0)
     share, shared = _shared(scene, start, end)
     found: list[tuple[float, Callable[[], str]]] = [(share, lambda: shared)] * (share > WORTH)
@@ -134,7 +132,7 @@ def advice(scene: Scene, now: float) -> str:
             first, remedy = _CAUSES[cause]
             tell = partial(_told, first.format(client), remedy, island, time)
         else:
-            tell = partial(_held_up, scene, start, end, island, cause, times)
+            tell = partial(_held_up, scene, start, island, cause, times)
         if share > WORTH:
             found.append((share * _weight(cause), tell))
     return max(found, key=itemgetter(0))[1]() if found else slow or _full(times)
@@ -185,9 +183,7 @@ def _late(host: str, by: float, rest: str = "") -> str:
     )
 
 
-def _held_up(
-    scene: Scene, start: float, end: float, island: str, cause: str, times: dict[str, Spent]
-) -> str:
+def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[str, Spent]) -> str:
     """The sentence about a cause for which devices of an island wait."""
     kind = WAITS.index(cause)
     bars = _newest(scene, start + scene.origin, island, kind)
@@ -204,8 +200,6 @@ def _held_up(
             remedy = f"{ready} has its inputs before {bar.node}: call it first"
     if uneven := _uneven(times):
         first, remedy = uneven, f"even stages wait less, and {remedy}"
-    if full := _network(scene, start, end):
-        first, remedy = full, _CAUSES[TRANSFER][1]
     return _told(first, remedy, island, times[island], cause, about)
 
 
@@ -315,19 +309,3 @@ def _uneven(times: dict[str, Spent]) -> str:
         f"the others wait for {island}, which computes {most / less[0]:.1f} times as long as they"
         f" do, mostly {function}"
     )
-
-
-def _network(scene: Scene, start: float, end: float) -> str:
-    """The island to which bytes are on their way for most of the time, if there is one."""
-    bars: dict[str, Any] = scene.bars.columns()
-    thin = (bars["bottom"] - bars["top"] < 0.5) & (bars["right"] > start) & (bars["left"] < end)
-    edges = np.linspace(start, end, PARTS + 1)
-    for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
-        here = thin & (bars["top"] > low) & (bars["top"] < high)
-        left, right = np.sort(bars["left"][here]), np.sort(bars["right"][here])
-        # Under way at each moment: those that have begun, without those that are over.
-        under_way = np.searchsorted(left, edges) - np.searchsorted(right, edges)
-        share = float(np.mean(under_way > 0))
-        if share > FULL:
-            return f"bytes are on their way to {island} for {100 * share:.0f} % of the time"
-    return ""

@@ -11,7 +11,6 @@ next gang has its place and not its inputs.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -51,25 +50,16 @@ def percents(*shares: float) -> list[int]:
     return [b - a for a, b in pairwise(bounds)]
 
 
-def together(times: Iterable[Spent]) -> Spent:
-    """All of them as one."""
-    computed, waited, whole = defaultdict[str, float](float), defaultdict[str, float](float), 0.0
-    for time in times:
-        whole += time.whole
-        for sums, seconds in (computed, time.computed), (waited, time.waited):
-            for name, each in seconds.items():
-                sums[name] += each
-    return Spent(computed, waited, whole)
-
-
 def spent(scene: Scene, start: float, end: float) -> dict[str, Spent]:
-    """The time of the devices of each island that computed, between two moments (seconds on the
-    axis)."""
+    """The time of the devices that computed, by island and ("") of all, between two moments
+    (seconds on the axis)."""
     lanes = {lane for lane in scene.recent if lane in scene.rows.of}
-    devices = Counter(lane.island for lane in lanes)
+    devices = Counter(lane.island for lane in lanes) + Counter({"": len(lanes)})
+    bands = {"": (-np.inf, np.inf)}
+    bands |= dict(zip(scene.machine.islands, scene.lanes.rows.bands, strict=False))
     out = {
         island: Spent(defaultdict(float), defaultdict(float), devices[island] * (end - start))
-        for island in scene.machine.islands
+        for island in bands
     }
     bars, held = scene.computed.seconds(start, end)
     held *= bars["bottom"] - bars["top"] > 0.5  # not arrivals
@@ -79,7 +69,7 @@ def spent(scene: Scene, start: float, end: float) -> dict[str, Spent]:
     idle = np.concatenate((idle, np.maximum(lasted, 0.0) * so_far["count"]))
     marks = {name: np.concatenate((marks[name], so_far[name])) for name in ("top", "kind")}
     functions = [family(what.node) if what.node else "several" for what in scene.catalogue]
-    for (low, high), time in zip(scene.lanes.rows.bands, out.values(), strict=False):
+    for (low, high), time in zip(bands.values(), out.values(), strict=True):
         for columns, seconds, key, names, sums in (
             (bars, held, "what", functions, time.computed),
             (marks, idle, "kind", WAITS, time.waited),
@@ -91,5 +81,6 @@ def spent(scene: Scene, start: float, end: float) -> dict[str, Spent]:
     for lane, _, since, what in scene.running():
         if lane in lanes:
             begun = max(start, since - scene.origin)
-            out[lane.island].computed[family(what.node)] += max(0.0, end - begun)
+            for island in ("", lane.island):
+                out[island].computed[family(what.node)] += max(0.0, end - begun)
     return out

@@ -19,7 +19,7 @@ from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import parts
 from pathways_lab.notebook.scene.row_layout import short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
-from pathways_lab.notebook.scene.spent import percents, spent, together
+from pathways_lab.notebook.scene.spent import percents, spent
 from pathways_lab.timeline.bars import Bar
 from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.compiling import Making
@@ -114,7 +114,7 @@ def about_stretch(scene: Scene, start: float, end: float) -> tuple[tuple[str, st
     bars, held = scene.computed.seconds(start, end)
     arrivals = (held > 0) & (bars["bottom"] - bars["top"] < 0.5)
     arrived = int(bars["count"][arrivals].sum())
-    time = together(spent(scene, start, end).values())
+    time = spent(scene, start, end)[""]
     busy, waited, nothing = percents(time.busy, time.share(*WAITS), time.nothing)
     return (
         ("", f"{start:.3f} s to {end:.3f} s"),
