@@ -179,7 +179,7 @@ def _late(host: str, by: float, rest: str = "") -> str:
         return ""
     return (
         f"{host} is late: it ends up to {duration(by, 2)} after the others of its gang{rest};"
-        f" lab.stacks({host!r}) shows its work"
+        f" lab.stacks({host!r}) shows its work, a slice on other hosts would not wait for it"
     )
 
 
