@@ -128,6 +128,7 @@ def measured(lab: pw.Lab, schedule: str, ms: float, steps: int) -> Found:
             for _ in range(count):
                 state, value = pipe.step(state, x, x)
             jax.block_until_ready((state, value))
+        recording.settle(runs=count)
         return tasks(recording.records, recording.start)
 
     run(1), run(1)
