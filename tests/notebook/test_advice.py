@@ -17,6 +17,8 @@ from tests.notebook.test_steps import scene_at, starts
 
 STEPS = [[False, "made", 1, 8, [], ""], [False, "head", 2, 8, [0], ""]]
 
+LINE = "cell.py:7: y = all(x)"
+
 
 def scene(made: float, dispatch: float, busy: float, end: float | None = None) -> Scene:
     """One run: *made* seconds of ``made`` on island0, then *busy* seconds of ``head`` on island1,
@@ -74,14 +76,14 @@ def test_a_computation_that_might_fill_the_gap_is_named():
     for n in range(0, 15, 5):
         end = cluster.gang(0, 1, n, "p", "fwd0", "", end, 0.1, 0.0)
         end = cluster.transfer(0, 1, 1, n + 1, "p", "", end, 0.01)
-        end = cluster.gang(1, 1, n + 2, "p", "all1", "", end, 0.26, 0.0)
+        end = cluster.gang(1, 1, n + 2, "p", "all1", LINE, end, 0.26, 0.0)
         end = cluster.transfer(1, 0, 1, n + 3, "p", "", end, 0.01)
         end = cluster.gang(0, 1, n + 4, "p", "bwd0", "", end, 0.1, 0.0)
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     assert advice(found, end) == (
-        "all1 on island1 is waited for: island0 computes 42 % of the time, waits 56 % for earlier "
-        "computation (mostly before bwd0), 2 % for other things; "
+        "all1 on island1 (line 7: y = all(x)) is waited for: island0 computes 42 % of the time, "
+        "waits 56 % for earlier computation (mostly before bwd0), 2 % for other things; "
         "fwd0 has its inputs before bwd0: call it first"
     )
 

@@ -82,6 +82,18 @@ def test_workers_that_make_elements_of_feeds_have_lanes_below_those_of_the_hosts
 # --- islands -------------------------------------------------------------------
 
 
+def test_a_device_is_named_by_what_it_computes_and_not_by_what_it_computed_before():
+    cluster = Cluster(islands=1, devices=1)
+    cluster.gang(0, 1, 0, "before", "first", "", 0.0, 0.4, 0.0)
+    cluster.gang(0, 2, 0, "after", "second", "", 0.4, 0.4, 0.0)
+    scene = scene_at(cluster.in_order(), 0.6)
+    assert column(panel("islands", scene, 0.6), "islands-words", "choices")[0][0] == "0 · second"
+    assert column(panel("islands", scene, 0.6), "islands-cells", "work") == ["second of after"]
+    assert column(panel("islands", scene, 0.6), "islands-meters", "paint") == [
+        scene.palette.code("after")
+    ]
+
+
 def test_every_device_is_a_cell_of_its_island() -> None:
     plot = panel("islands", scene_at(training(1, hosts=2, devices=2), 0.0), 0.0)
     names = column(plot, "islands-cells", "name")

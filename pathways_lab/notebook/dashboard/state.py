@@ -65,7 +65,7 @@ def _device(scene: Scene, lane: Lane, shares: dict[Lane, float]) -> dict[str, An
     held = scene.machine.held.get((lane.host, lane.device))
     share = shares.get(lane, 0.0)
     program = scene.program_on(lane)
-    what = scene.recent.get(lane)
+    what = scene.work_of(lane)
     return {
         "busy": _rounded(share) if share > SHOWN else 0.0,
         "colour": scene.palette.colour(program) if program else "",

@@ -49,7 +49,7 @@ HOVER = (
     ("device", "@name"),
     ("held by", "@holder"),
     ("state", "@state"),
-    ("last computation", "@work"),
+    ("computation", "@work"),
 )
 
 
@@ -172,7 +172,7 @@ def _cells(scene: Scene, block: Block, shares: dict[Lane, float]) -> Iterator[Ce
                 host,
                 sum(shares.get(lane, 0.0) for lane in lanes) / max(1, len(lanes)),
                 next((held[host.name, d] for d in devices if (host.name, d) in held), None),
-                next((scene.recent[lane] for lane in lanes if lane in scene.recent), None),
+                next(filter(None, map(scene.work_of, lanes)), None),
                 next(filter(None, map(scene.program_on, lanes)), ""),
             )
 

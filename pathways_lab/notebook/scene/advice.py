@@ -28,6 +28,7 @@ from pathways_lab.notebook.scene.awaited import later, maker
 from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.lanes import STEADY
+from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.scene.spent import Spent, percents, spent
 from pathways_lab.timeline.bars import Bar
@@ -194,11 +195,11 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
         return _told(first.format(island), remedy, island, times[island], cause, about)
     made = [" on ".join(filter(None, maker(scene, bar.run, bar.step, bar.end))) for bar in bars]
     name = _most(zip(made, [bar.busy for bar in bars], strict=True)) or "an earlier computation"
-    first = first.format(name)
+    first = first.format(name + _at(scene, name.partition(" on ")[0]))
     for bar in sorted(_newest(scene, start + scene.origin, "", kind), key=attrgetter("busy")):
         if ready := later(scene, bar.run, bar.step, bar.start):  # there, others wait for it
             remedy = f"{ready} has its inputs before {bar.node}: call it first"
-    if uneven := _uneven(times):
+    if uneven := _uneven(scene, times):
         first, remedy = uneven, f"even stages wait less, and {remedy}"
     return _told(first, remedy, island, times[island], cause, about)
 
@@ -218,6 +219,13 @@ def _most(seconds: Iterable[tuple[str, float]]) -> str:
     for name, each in seconds:
         sums[name] = sums.get(name, 0.0) + each
     return max(filter(None, sums), key=lambda name: sums[name], default="")
+
+
+def _at(scene: Scene, node: str) -> str:
+    """The line of a node that somebody should look at, in brackets."""
+    known = (what for what in scene.catalogue if what.line)
+    lines = [source(what.line) for what in known if node in (what.node, family(what.node))]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def _one_by_one(scene: Scene) -> str:
@@ -299,7 +307,7 @@ def _latest(scene: Scene, behind: dict[str, float], shown: float, island: str) -
     return (host, late[host]) if host and late[host] >= LATE * shown else ("", 0.0)
 
 
-def _uneven(times: dict[str, Spent]) -> str:
+def _uneven(scene: Scene, times: dict[str, Spent]) -> str:
     """The island that computes much more than any other one, if there is one."""
     *_, less, (most, island) = sorted([(0.0, ""), *((t.busy, i) for i, t in times.items())])
     if most < UNEVEN * less[0] or not less[0]:
@@ -307,5 +315,5 @@ def _uneven(times: dict[str, Spent]) -> str:
     function = _most(times[island].computed.items())
     return (
         f"the others wait for {island}, which computes {most / less[0]:.1f} times as long as they"
-        f" do, mostly {function}"
+        f" do, mostly {function}{_at(scene, function)}"
     )

@@ -548,12 +548,13 @@ class Scene:
 
     def running(self) -> list[tuple[Lane, GangKey, float, What]]:
         """``(device, gang, since, what)`` of everything that devices work on."""
-        out = []
-        for lane, waiting in self.waiting.items():
-            head = waiting.head()
-            if head is not None:
-                out.append((lane, *head))
-        return out
+        heads = [(lane, waiting.head()) for lane, waiting in self.waiting.items()]
+        return [(lane, *head) for lane, head in heads if head is not None]
+
+    def work_of(self, lane: Lane) -> What | None:
+        """The computation that a device works on, or else its last one."""
+        head = self.waiting[lane].head() if lane in self.waiting else None
+        return head[2] if head else self.recent.get(lane)
 
     def program_on(self, lane: Lane) -> str:
         """The program whose colour a device has: the last one, or at the end the longest."""
@@ -563,7 +564,7 @@ class Scene:
                 totals.update(seconds)
         if totals:
             return max(totals, key=lambda program: totals[program])
-        what = self.recent.get(lane)
+        what = self.work_of(lane)
         return what.program if what else ""
 
     def drawn_at(self, lane: Lane) -> float | None:
