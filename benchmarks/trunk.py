@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pathways_lab as pw
-from benchmarks.gangs.asking import COPIES, TRUNK, TURNS, Model
+from benchmarks.gangs.asking import COPIES, TRUNK, TURNS, Asker, Model
 from benchmarks.harness.child import Child
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.report import Report, publish
@@ -37,7 +37,7 @@ from pathways_lab.client.trunk.trunk import ServingTrunk
 class Bench:
     """A lab of one device, and its clients for one model."""
 
-    def __init__(self, lab: pw.Lab, clients: Sequence[Child], model: Model) -> None:
+    def __init__(self, lab: pw.Lab, clients: Sequence[Child | Asker], model: Model) -> None:
         self.clients, self._lab, self._model = clients, lab, model
         self._on = lab.slice(1)
         self._weights = pw.jit(model.weights, on=self._on)(0)
@@ -57,8 +57,8 @@ class Bench:
         asked, milliseconds = self.clients[:first], max(1, round(1e3 * seconds))
         with ThreadPoolExecutor(len(asked)) as pool:
             timed = list(pool.map(lambda client: client.round(way, milliseconds), asked))
-        calls = [each.units for each in timed]
-        return max(each.seconds for each in timed) / sum(calls), calls
+        calls = [units for _, units in timed]
+        return max(took for took, _ in timed) / sum(calls), calls
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from benchmarks import (
     serving,
     trunk,
 )
+from benchmarks.gangs import asking
+from benchmarks.gangs.asking import Asker
 from benchmarks.gangs.tenant import Tenant
 from benchmarks.harness.numbers import Ratio
 from benchmarks.harness.rounds import Measured, Timed, measure
@@ -191,21 +194,26 @@ def test_factors_compare_the_two_dispatches() -> None:
 
 
 @pytest.mark.cluster
-def test_calls_of_a_trunk_and_of_copies_are_measured_and_are_right(lab: pw.Lab) -> None:
-    assert lab.embedded is not None
-    with (
-        pw.Lab(lab.embedded.control, name="client0") as one,
-        pw.Lab(lab.embedded.control, name="client1") as two,
-    ):
-        bench = trunk.Bench(lab, [one, two], trunk.Model(8, 1.0))
-        assert bench.alone(0.1) > 0
-        with bench.trunk(2) as (served, calls):
-            seconds, had = bench.rate(calls, 0.1)
-            assert 0 < seconds < 60
-            assert had == served.calls
-        bench.wanted["client0"] = bench.wanted["client1"]
-        with bench.trunk(2) as (_, calls), pytest.raises(AssertionError, match="Not equal"):
-            bench.rate(calls, 0.1)
+def test_calls_of_trunks_and_of_copies_are_measured_and_are_right(
+    lab: pw.Lab, tmp_path: Path
+) -> None:
+    file, model = tmp_path / "lab.json", asking.Model(8, 1.0)
+    lab.invite(file)
+    clients = [Asker(str(file), f"client{n}", n, True, **asdict(model)) for n in range(3)]
+    for client in clients:
+        client.start()
+    try:
+        bench = trunk.Bench(lab, clients, model)
+        ways = (asking.COPIES, asking.TURNS, asking.TRUNK)
+        times, told = trunk.case(bench, model, ways, 1, 0.1)
+        assert all(0 < seconds < 60 for each in times.values() for seconds in each)
+        assert "calls in a gang" in told
+        clients[0]._expected = clients[1]._expected
+        with pytest.raises(RuntimeError, match=r"client0, a copy each: a row is .* away"):
+            bench.ask(asking.COPIES, 0.1)
+    finally:
+        for client in clients:
+            client.stop()
 
 
 @pytest.mark.cluster

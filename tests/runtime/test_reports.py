@@ -265,16 +265,18 @@ def test_memory_is_sampled_when_it_changes_and_not_too_often(desk: Desk) -> None
         found = [r for f in desk.sent for r in record_encoding.read(f["records"])]
         return [(s.args["device"], s.value) for s in found if isinstance(s, Sample)]
 
-    desk.memory.used = {0: 10, 1: 20}
+    desk.memory.take((0,), 10)
+    desk.memory.take((1,), 20)
     desk.reports.flush()
     assert samples() == [(0, 10.0), (1, 20.0)]
-    desk.memory.used = {0: 10, 1: 30}
+    desk.memory.take((1,), 10)
     desk.reports.flush()
     assert len(samples()) == 2, "too soon"
     desk.pass_time(2 * module.MEMORY_PERIOD)  # and it comes by itself
     assert samples()[2:] == [(1, 30.0)]
     desk.launcher.idle = True  # the last value is not withheld for ever
-    desk.memory.used = {0: 0, 1: 0}
+    desk.memory.give((0,), 10)
+    desk.memory.give((1,), 30)
     desk.reports.flush()
     desk.pass_time(2 * module.MEMORY_PERIOD)
     assert samples()[3:] == [(0, 0.0), (1, 0.0)]

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pathways_lab.notebook.kernel.line_index import split
 from pathways_lab.notebook.scene.awaited import later, maker
 from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
@@ -223,8 +224,8 @@ def _most(seconds: Iterable[tuple[str, float]]) -> str:
 
 def _at(scene: Scene, node: str) -> str:
     """The line of a node that somebody should look at, in brackets."""
-    known = (what for what in scene.catalogue if what.line)
-    lines = [source(what.line) for what in known if node in (what.node, family(what.node))]
+    ours = (what for what in scene.catalogue if node in (what.node, family(what.node)))
+    lines = [source(what.line) for what in ours if split(what.line)]
     return f" (line {lines[-1]})" if lines else ""
 
 
