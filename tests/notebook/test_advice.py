@@ -17,7 +17,7 @@ from tests.notebook.test_steps import scene_at, starts
 
 STEPS = [[False, "made", 1, 8, [], ""], [False, "head", 2, 8, [0], ""]]
 
-LINE = "cell.py:7: y = all(x)"
+LINE = "cell.py:7: y = all(x, and_more_than_fits_into_a_sentence)"
 
 
 def scene(made: float, dispatch: float, busy: float, end: float | None = None) -> Scene:
@@ -82,8 +82,9 @@ def test_a_computation_that_might_fill_the_gap_is_named():
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     assert advice(found, end) == (
-        "all1 on island1 (line 7: y = all(x)) is waited for: island0 computes 42 % of the time, "
-        "waits 56 % for earlier computation (mostly before bwd0), 2 % for other things; "
+        "all1 on island1 (line 7: y = all(x, and_more_than_fits_into_a_…) is waited for: island0 "
+        "computes 42 % of the time, waits 56 % for earlier computation (mostly before bwd0), "
+        "2 % for other things; "
         "fwd0 has its inputs before bwd0: call it first"
     )
 

@@ -66,6 +66,9 @@ on it does something else."""
 UNEVEN = 1.5
 """How many times as long an island must compute as any other one to be named."""
 
+LINE = 40
+"""Characters of a line at most, within a sentence."""
+
 LATE = 0.05
 """Share of what is shown by which a host must be late to be named."""
 
@@ -226,7 +229,8 @@ def _at(scene: Scene, node: str) -> str:
     """The line of a node that somebody should look at, in brackets."""
     ours = (what for what in scene.catalogue if node in (what.node, family(what.node)))
     lines = [source(what.line) for what in ours if split(what.line)]
-    return f" (line {lines[-1]})" if lines else ""
+    long = bool(lines) and len(lines[-1]) > LINE
+    return f" (line {lines[-1][:LINE]}{'…' * long})" if lines else ""
 
 
 def _one_by_one(scene: Scene) -> str:
