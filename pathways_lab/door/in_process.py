@@ -11,6 +11,7 @@ Rule for maintainers: one door for a process, since JAX has one default backend.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -29,6 +30,7 @@ from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
+from pathways_lab.core.errors import PathwaysError
 from pathways_lab.door import exchange, plugin
 from pathways_lab.door.exchange import Exchange
 from pathways_lab.runtime import jax_backends
@@ -117,7 +119,8 @@ class OpenDoor:
                     *arrays, told = take()
                     taken = int(told)
             except BaseException:
-                self.lab.unpublish(name)
+                with contextlib.suppress(PathwaysError):  # it may have been taken, or the lab gone
+                    self.lab.unpublish(name)
                 raise
             return arrays
 
