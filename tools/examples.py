@@ -334,8 +334,8 @@ def in_this_process(lab: pw.Lab) -> None:
     with lab.open_door() as door:
         assert jax.devices() == list(door.devices)
         x = jax.device_put(before, jax.NamedSharding(door.mesh(pair), jax.P("x")))
-        total = jax.jit(jnp.sum)(x * before)  # JAX's own, on the lab
-        assert float(total) == 14.0
+        handle = pw.device_put(before, pair)  # an array for JAX, too
+        assert jax.jit(jnp.sum)(x * handle) == 14.0  # JAX's own, on the lab
 
 
 @shows(

@@ -6,8 +6,9 @@ of its JAX, and each is nothing to the other.
 How: one client publishes to the other.  JAX's part is a program with one operation, a custom call,
 which the door serves itself, without a gang.
 
-Rule for maintainers: a publication has a number in its name and may come late, so the door says
-which one it took or made.
+Rule for maintainers: nobody waits for an answer.  The kernel numbers the exchanges, the number is
+the first argument of the operation and part of the publication's name, and each side waits for a
+publication of this name.
 
 Paper: section 4.2 (values are handles; nothing moves that nobody asks for).
 """
@@ -18,13 +19,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pathways_lab.client.functions.array_types import ArrayType
-from pathways_lab.client.session.connection import Connection
-from pathways_lab.door.server import NOT_FOUND, Status
 
 PATIENCE = 10.0
 """Seconds for which a publication may be on its way."""
 NUMBER = ArrayType((), "int32")
-"""The last result of an exchange: the number of the publication."""
+"""The first argument of an exchange, and the result of :data:`GIVE`."""
 _WAYS = TAKE, GIVE = "pathways_lab.take", "pathways_lab.give"
 _NAME = "between a kernel and its door, "
 
@@ -44,20 +43,6 @@ class Exchange(NamedTuple):
 def named(number: int) -> str:
     """The name of a publication."""
     return f"{_NAME}{number}"
-
-
-def newest(connection: Connection, giver: str) -> int:
-    """The number of a client's last publication that was not taken.  Raises Status."""
-
-    def numbers() -> list[int]:
-        given = [name for by, name in tuple(connection.given) if by == giver]
-        return [int(name.removeprefix(_NAME)) for name in given if name.startswith(_NAME)]
-
-    try:
-        connection.board.wait(lambda: bool(numbers()), PATIENCE, f"values of {giver}")
-    except TimeoutError as error:
-        raise Status(NOT_FOUND, str(error)) from None
-    return max(numbers())
 
 
 def of(targets: Iterable[str]) -> Exchange | None:

@@ -297,23 +297,24 @@ class Functions(State):
         return results
 
     def _exchanged(self, loaded: Loaded, with_: Exchange, handles: Sequence[Handle]) -> list[Value]:
-        """Take what another client gave, or give it these; the last result is the number."""
+        """Take what another client gave, or give it these."""
         session, other = self._lab.session, with_.other
-        *kinds, kind = loaded.out_kinds
+        if loaded.in_kinds[:1] != (exchange.NUMBER,):
+            raise Status(INVALID, f"{loaded.name}: no number comes first")
+        number, *rest = handles
+        name = exchange.named(int(number))
         if with_.way == exchange.GIVE:
-            number, made = next(self._given), []
-            sharing.give(session, exchange.named(number), list(handles), other, self._not_given)
+            sharing.give(session, name, rest, other, self._not_given)
+            made = [number]
         else:
-            number = exchange.newest(session.connection, other)
-            made = sharing.take(session, exchange.named(number), exchange.PATIENCE, other)
-        if len(made) != len(kinds) or kind != exchange.NUMBER:
-            raise Status(INVALID, f"{loaded.name}: {len(kinds)} arrays for {len(made)}")
-        for handle, wanted in zip(made, kinds, strict=True):
-            if handle.type != wanted:
+            made = sharing.take(session, name, exchange.PATIENCE, other)
+        if len(made) != len(loaded.out_kinds):
+            raise Status(INVALID, f"{loaded.name}: {len(loaded.out_kinds)} arrays for {len(made)}")
+        for handle, wanted in zip(made, loaded.out_kinds, strict=True):
+            if (handle.shape, handle.type.dtype) != (wanted.shape, wanted.dtype):
                 raise Status(INVALID, f"{loaded.name}: {wanted} for {handle.type}")
-        placed = list(map(self._as_placed, made, loaded.out_placings[:-1]))
-        told = self._as_placed(self._beside_put(loaded, np.int32(number)), loaded.out_placings[-1])
-        return list(map(Whole, loaded.out_kinds, loaded.out_placings, [*placed, told]))
+        placed = list(map(self._as_placed, made, loaded.out_placings))
+        return list(map(Whole, loaded.out_kinds, loaded.out_placings, placed))
 
     @staticmethod
     def _not_given(why: Failure) -> None:

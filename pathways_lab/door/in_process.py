@@ -6,18 +6,23 @@ before.
 How: the same door as for a program that is started with one, beside what JAX had; see
 :mod:`pathways_lab.runtime.jax_backends`.
 
-Rule for maintainers: one door for a process, since JAX has one default backend.
+Handles of the lab are then arrays for JAX: each gets one at its first use (:mod:`.exchange`).
+
+Rule for maintainers: one door for a process, since JAX has one default backend.  When it closes,
+nothing keeps a device or an array of JAX's client.
 """
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import functools
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,20 +30,30 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.client.functions.jit import jit
 from pathways_lab.client.lab import sharing
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
-from pathways_lab.client.session import failures
+from pathways_lab.client.session import failures, in_jax
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.door import exchange, plugin
 from pathways_lab.door.exchange import Exchange
 from pathways_lab.runtime import jax_backends
-from pathways_lab.runtime.arrays import is_key
+from pathways_lab.runtime.arrays import is_key, key_implementation
+from pathways_lab.runtime.devices import spec_of
 from pathways_lab.runtime.processes.program_environment import LAB_FILE, PLATFORM, SETTINGS
 
 _lock = threading.Lock()
 _open: OpenDoor | None = None
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _InJax:
+    """JAX's array of a handle, by a door.  array: None when that is closed."""
+
+    door: OpenDoor
+    array: Any
 
 
 class OpenDoor:
@@ -47,10 +62,13 @@ class OpenDoor:
     devices: all of the lab, as JAX has them.  client: the door's name as a client of the lab.
     """
 
+    names = jax_backends.NAMES
+
     def __init__(self, lab: Lab, name: str) -> None:
         self.lab = lab
         self._numbers = itertools.count(1)
         self._exchanging = threading.Lock()
+        self._kept: weakref.WeakSet[_InJax] = weakref.WeakSet()
         os.environ.update({n: value for n, value in SETTINGS.items() if n.startswith("IFRT_")})
         try:
             with ExitStack() as undone:
@@ -58,11 +76,19 @@ class OpenDoor:
                     self._connected = plugin.connect(variables[LAB_FILE], name)
                 undone.callback(self._connected.close)
                 self._leave = jax_backends.enter(PLATFORM, self._connected.client)
+                self._refuse = jax_backends.take(Handle, self.sharding, self.arrays)
                 undone.pop_all()
         except RuntimeError as error:
             raise failures.failure("refused", f"no door opens: {error}", "see the reason") from None
         self.client = self._connected.name
         self.devices: tuple[Any, ...] = tuple(self._connected.client.devices())
+        self._at: dict[tuple[str, int], Any] = {}
+        of_host: dict[str, Any] = collections.defaultdict(itertools.count)
+        for device in self.devices:
+            self._at[device.host, next(of_host[device.host])] = device
+        self._slices: dict[Mesh, Slice] = {}
+        self._taking = functools.lru_cache(maxsize=1024)(functools.partial(_taking, lab.name))
+        in_jax.door = self
 
     def mesh(self, place: Slice) -> Mesh:
         """A slice as a mesh of JAX's devices, with the slice's axes.
@@ -72,62 +98,109 @@ class OpenDoor:
 
         Raises PathwaysError when the slice has devices that came to the lab after the door.
         """
-        known: dict[tuple[str, int], Any] = {}
-        for device in self.devices:
-            number = sum(host == device.host for host, _ in known)
-            known[device.host, number] = device
-        missing = [host for host, number in place.binding.devices if (host, number) not in known]
+        return self._mesh(place, place.axis_sizes)
+
+    def _mesh(self, place: Slice, axes: tuple[tuple[str, int], ...]) -> Mesh:
+        missing = [at[0] for at in place.binding.devices if at not in self._at]
         if missing:
             raise failures.failure(
                 "refused",
                 f"slice {place.name} has devices of {', '.join(missing)}, and the door is older",
                 "close the door and open another one",
             )
-        grid = np.array([known[each] for each in place.binding.devices], dtype=object)
-        return Mesh(grid.reshape(place.shape), place.axes)
+        grid = np.array([self._at[each] for each in place.binding.devices], dtype=object)
+        shape = [size for _, size in axes]
+        mesh = Mesh(grid.reshape(shape), tuple([name for name, _ in axes]))
+        self._slices[mesh] = place
+        return mesh
+
+    def slice_of(self, mesh: Mesh) -> Slice | None:
+        """The slice of which it is JAX's mesh, if it is one."""
+        return self._slices.get(mesh)
 
     def array(self, tree: Any) -> Any:
         """Handles as JAX's arrays: on the same devices, cut in the same way.
 
             with lab.open_door() as door:
-                jnp.mean(door.array(handle))           # on the lab
-                optax.global_norm(door.array(params))
+                jnp.mean(handle)                       # JAX takes handles; this is on the lab
+                params = door.array(params)            # hundreds of them in one message
 
         tree: a handle of this lab, or a tree of them; what else is in it stays as it is.
 
-        No bytes come to this process.  Their devices have them twice, as long as both live.
-        Raises PathwaysError for keys, and for what :meth:`mesh` raises it.
+        No bytes come to this process.  Their devices have them twice, as long as the handle lives.
+        Raises PathwaysError for what :meth:`mesh` raises it, and for handles that have failed.
         """
 
-        def fetched(on: Slice, handles: list[Handle]) -> Sequence[Any]:
-            for handle in handles:
-                if is_key(handle.type.dtype):
-                    raise failures.failure(
-                        "refused",
-                        f"{handle!r} is a random key, which does not go through the door",
-                        "pw.jit(jax.random.key_data)(key) is an array that does",
-                    )
-            mesh = self.mesh(on)
-            shardings = [NamedSharding(mesh, handle.sharding.spec) for handle in handles]
-            kinds = tuple([handle.type for handle in handles])
-            name = exchange.named(number := next(self._numbers))
-            take = _taking(kinds, tuple(shardings), self.lab.name)
-            self.lab.publish(name, handles, to=self.client)
-            try:
-                arrays, taken = [], 0
-                while taken != number:  # an earlier attempt may have left its values
-                    *arrays, told = take()
-                    taken = int(told)
-            except BaseException:
-                with contextlib.suppress(PathwaysError):  # it may have been taken, or the lab gone
-                    self.lab.unpublish(name)
-                raise
-            return arrays
+        leaves, structure = jax.tree.flatten(tree)
+        where = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Handle)]
+        for number, array in zip(where, self.arrays([leaves[n] for n in where]), strict=True):
+            leaves[number] = array
+        return jax.tree.unflatten(structure, leaves)
 
-        return self._each(tree, Handle, lambda handle: handle.slice, fetched)
+    def knows(self, handle: Handle) -> bool:
+        """Whether it is a handle of this lab."""
+        return handle.session is self.lab.session
+
+    def sharding(self, handle: Handle) -> NamedSharding:
+        """How JAX's array of a handle is cut."""
+        return NamedSharding(self._mesh(handle.slice, handle.layout.mesh), spec_of(handle.layout))
+
+    def arrays(self, handles: Sequence[Handle]) -> list[Any]:
+        """JAX's arrays of handles, which keep them as long as this door is open."""
+        found: dict[int, Any] = {}
+        missing: dict[Slice, dict[int, Handle]] = {}
+        for handle in handles:
+            if not self.knows(handle):
+                raise failures.failure(
+                    "refused",
+                    f"{handle!r} is of another lab than {self.lab.name}, whose devices are JAX's",
+                    "jax.numpy.asarray(handle.result()) is an array of its value",
+                )
+            if (failure := handle.failure) is not None:
+                raise PathwaysError(failure)
+            found[id(handle)] = array = self._known(handle)
+            if array is None:
+                missing.setdefault(handle.slice, {})[id(handle)] = handle
+        # A call that is being traced around this one would else take it for a part of its own.
+        with self._exchanging, jax.ensure_compile_time_eval():
+            for them in missing.values():
+                made = self._fetched([*them.values()])
+                for (number, handle), array in zip(them.items(), made, strict=True):
+                    found[number] = array
+                    self._kept.add(kept := _InJax(self, array))
+                    handle.in_jax = kept
+        return [found[id(handle)] for handle in handles]
+
+    def _known(self, handle: Handle) -> Any:
+        kept: _InJax | None = handle.in_jax
+        if kept is None or kept.door is not self or kept.array.is_deleted():
+            return None
+        return kept.array
+
+    def _fetched(self, handles: Sequence[Handle]) -> Sequence[Any]:
+        """In one exchange; keys as what they are made of."""
+        of = [handle.type.dtype for handle in handles]
+        handles = [
+            _key_data(handle) if is_key(dtype) else handle
+            for handle, dtype in zip(handles, of, strict=True)
+        ]
+        kinds = tuple([handle.type for handle in handles])
+        shardings = tuple(map(self.sharding, handles))
+        name = exchange.named(number := next(self._numbers))
+        take = self._taking(kinds, shardings)
+        sharing.give(self.lab.session, name, list(handles), self.client, self._not_given)
+        arrays = take(np.int32(number))
+        return [
+            jax.random.wrap_key_data(array, impl=key_implementation(dtype))
+            if is_key(dtype)
+            else jax_backends.weakened(array)
+            if handle.weak_type
+            else array
+            for array, handle, dtype in zip(arrays, handles, of, strict=True)
+        ]
 
     def handle(self, tree: Any) -> Any:
-        """JAX's arrays on the lab as handles, which functions and programs of the lab take.
+        """JAX's arrays on the lab as handles of their own, also for when the door is closed.
 
             y = jax.jit(f)(x)
             z = pw.jit(g, on=slice)(door.handle(y))
@@ -137,41 +210,37 @@ class OpenDoor:
         No bytes come to this process.  Raises PathwaysError for arrays that are not on the lab.
         """
 
-        def given(on: frozenset[Any], arrays: list[Any]) -> Sequence[Any]:
+        leaves, structure = jax.tree.flatten(tree)
+        by_place: dict[frozenset[Any], list[int]] = {}
+        for index, leaf in enumerate(leaves):
+            if type(leaf) is not Handle and isinstance(leaf, jax.Array):
+                by_place.setdefault(frozenset(leaf.sharding.device_set), []).append(index)
+        for on, indices in by_place.items():
             if not on <= {*self.devices}:
                 raise failures.failure(
                     "refused",
                     f"an array is on {', '.join(sorted(map(str, on)))}, which are not the lab's",
                     "pw.device_put(array, slice) brings it there",
                 )
-            number = int(_giving(self.lab.name)(*arrays))
-            by, name = self.client, exchange.named(number)
-            taken: list[Any] = sharing.take(self.lab.session, name, exchange.PATIENCE, by)
-            return taken
-
-        return self._each(
-            tree, jax.Array, lambda array: frozenset(array.sharding.device_set), given
-        )
-
-    def _each(
-        self,
-        tree: Any,
-        kind: type,
-        place: Callable[[Any], Any],
-        convert: Callable[[Any, list[Any]], Sequence[Any]],
-    ) -> Any:
-        """The tree with converted leaves; those of one place go together."""
-        leaves, structure = jax.tree.flatten(tree)
-        by_place: dict[Any, list[int]] = {}
-        for index, leaf in enumerate(leaves):
-            if isinstance(leaf, kind):
-                by_place.setdefault(place(leaf), []).append(index)
-        with self._exchanging:
-            for on, indices in by_place.items():
-                made = convert(on, [leaves[index] for index in indices])
-                for index, leaf in zip(indices, made, strict=True):
-                    leaves[index] = leaf
+            made = self._given([leaves[index] for index in indices])
+            for index, leaf in zip(indices, made, strict=True):
+                leaves[index] = leaf
         return jax.tree.unflatten(structure, leaves)
+
+    def _given(self, arrays: Sequence[Any]) -> Sequence[Handle]:
+        number = next(self._numbers)
+        told = _giving(self.lab.name)(np.int32(number), *arrays)
+        by, name = self.client, exchange.named(number)
+        try:
+            made: list[Handle] = sharing.take(self.lab.session, name, exchange.PATIENCE, by)
+        except PathwaysError:
+            int(told)  # raises what kept the door from giving
+            raise
+        return made
+
+    @staticmethod
+    def _not_given(why: Failure) -> None:
+        """The door waits for a while; whoever reads its arrays is told what they lack."""
 
     def close(self) -> None:
         """JAX has the devices from before again.  Arrays of the lab can be read no more."""
@@ -180,8 +249,16 @@ class OpenDoor:
             if _open is not self:
                 return
             _open = None
+        in_jax.door = None
+        for each in self._kept:
+            each.array = None
+        self._refuse()
         self._leave()
+        # JAX's client goes with the last of its devices.
         self.devices = ()
+        self._at.clear()
+        self._slices.clear()
+        self._taking.cache_clear()
         self._connected.close()
 
     def __enter__(self) -> OpenDoor:
@@ -214,24 +291,24 @@ def close_of(lab: Lab) -> None:
         _open.close()
 
 
+_key_data = jit(jax.random.key_data)
 _NUMBER = jax.ShapeDtypeStruct(exchange.NUMBER.shape, exchange.NUMBER.dtype)
 
 
-@functools.lru_cache(maxsize=1024)
 def _taking(
-    kinds: tuple[ArrayType, ...], shardings: tuple[NamedSharding, ...], giver: str
-) -> Callable[[], Any]:
-    """A function that gives JAX the next values of a client, of these types, and their number."""
+    giver: str, kinds: tuple[ArrayType, ...], shardings: tuple[NamedSharding, ...]
+) -> Callable[[np.int32], Any]:
+    """A function that gives JAX the values of an exchange, by its number, of these types."""
     target = Exchange(exchange.TAKE, giver).target
-    types = [*[jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds], _NUMBER]
+    types = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]
     call: Any = jax.ffi.ffi_call(target, types)
     whole = NamedSharding(shardings[0].mesh, PartitionSpec())
-    return jax.jit(lambda: call(), out_shardings=[*shardings, whole])
+    return jax.jit(lambda number: call(number), in_shardings=whole, out_shardings=list(shardings))
 
 
 @functools.cache
 def _giving(other: str) -> Callable[..., Any]:
-    """A function that gives arrays to a client, and says the number of that."""
+    """A function that gives arrays to a client, after the number of the exchange."""
     target = Exchange(exchange.GIVE, other).target
     call: Any = jax.ffi.ffi_call(target, _NUMBER)
-    return jax.jit(lambda *arrays: call(*arrays))
+    return jax.jit(lambda number, *arrays: call(number, *arrays))

@@ -98,7 +98,6 @@ class State:
         self._beside_on: dict[tuple[int, str, int], CompiledFunction] = {}
         self._turns: dict[tuple[int, ...], Handle] = {}
         self._numbers = itertools.count(_OWN)
-        self._given = itertools.count(1)
 
     def slice_of(self, devices: tuple[int, ...]) -> Slice:
         """The slice of exactly these devices, in this order.  Raises Status when none can be."""

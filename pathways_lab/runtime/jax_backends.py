@@ -6,7 +6,7 @@ to them.  A notebook imports JAX, tries something, and then starts a lab.
 How: the client becomes a backend under a name, and the default one; all that JAX remembers of
 backends and of compiled functions is forgotten.  Arrays from before stay where they are.  A call
 that takes such an array and arrays of the new backend gets a copy of it through host memory; JAX
-does this for no client that is not its own.
+does this for no client that is not its own.  Handles, too, may be made what JAX takes as arrays.
 
 Rule for maintainers: a door to private JAX as :mod:`.jax_private` is, for this only; a test in
 ``tests/door/test_in_process.py`` shows all of it.
@@ -23,9 +23,15 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import array as _array
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jax._src import pjit as _pjit
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import lax as _lax
 
+NAMES = frozenset((*dir(_array.ArrayImpl), "_base_array", "_impl"))
+"""Attributes and methods of JAX's arrays and random keys, of which handles have some."""
 _Handler = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
@@ -84,3 +90,41 @@ def carry_arrays_across() -> None:
         return made
 
     handlers[_array.ArrayImpl] = shard
+
+
+def weakened(array: Any) -> Any:
+    """The same elements, of a type that gives way to others."""
+    return _lax._convert_element_type(array, weak_type=True)
+
+
+def take(
+    kind: type, sharding: Callable[[Any], Any], arrays: Callable[[Sequence[Any]], Sequence[Any]]
+) -> Callable[[], None]:
+    """From now on JAX takes objects of *kind*, which have the type of an array, as arrays.
+
+    sharding: that of the array of one.  arrays: the arrays of several, for a call that reads them.
+    The result takes it back.
+    """
+
+    def described(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding(x), weak_type=x.weak_type)
+
+    def shard(xs: Any, shardings: Any, layouts: Any, semantics: Any) -> Sequence[Any]:
+        made: Sequence[Any] = _pxla.shard_args(shardings, layouts, semantics, arrays(xs))
+        return made
+
+    meta: Any = _pjit.convert_to_metaty
+    handlers: Any = _pxla.shard_arg_handlers
+    types: Any = _core.pytype_aval_mappings
+    types[kind] = lambda x: types[jax.ShapeDtypeStruct](described(x))
+    handlers[kind] = shard
+    _dtypes.register_canonicalize_value_handler(kind, None)
+    vars(_pjit)["convert_to_metaty"] = lambda x: meta(described(x) if type(x) is kind else x)
+    # Functions of jax.numpy ask for it before anything else.
+    kind.__jax_array__ = lambda x: arrays([x])[0]  # type: ignore[attr-defined]
+
+    def undo() -> None:
+        vars(_pjit)["convert_to_metaty"] = meta
+        del types[kind], handlers[kind], kind.__jax_array__  # type: ignore[attr-defined]
+
+    return undo

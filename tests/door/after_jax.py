@@ -1,12 +1,14 @@
 """A notebook kernel that has used JAX before it opens a door: argument 1 is a lab file."""
 
 import gc
+import itertools
 import sys
 import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 before = jnp.arange(4.0)
 committed = jax.device_put(before, jax.devices()[0])
@@ -53,24 +55,79 @@ with lab.open_door("kernel") as door:
         given = door.handle([jax.jit(lambda v: v - 1)(array), jnp.float32(factor)])
         left = pw.jit(lambda v, n: v + n, on=place)(*given)
         assert np.array_equal(left.result(), numbers - 1 + factor)
+    ones, cut = jnp.ones_like(numbers), jax.NamedSharding(mesh, jax.P("x"))
+    rule = optax.sgd(1.0)
+    closed_over = [pw.device_put(numbers, place) for _ in range(4)]
+    squares = pw.jit(lambda v: (v**2).sum(), on=place)
+    for made, wanted in (
+        (jnp.stack([handle, handle])[1], numbers),
+        (jax.jit(lambda v: 2 * v)({"v": handle}["v"]), 2 * numbers),
+        (jax.jit(lambda v: v + closed_over[0])(ones), 1 + numbers),
+        (jax.jit(lambda v: closed_over[1] * v)(ones), numbers),
+        (jax.jit(lambda n: closed_over[2][n])(1), numbers[1]),
+        (jax.jit(lambda n: n + jnp.asarray(closed_over[3]))(1), 1 + numbers),
+        (sum(map(jnp.asarray, closed_over)), 4 * numbers),
+        (jax.jit(lambda v: v[0, 0] + jnp.sum(jnp.square(handle)))(ones), 56),
+        (jax.grad(lambda v: (v**2).sum())(handle), 2 * numbers),
+        (jax.grad(squares)(handle), 2 * numbers),
+        (jax.jit(lambda v: 1 + squares(v))(handle), 1 + (numbers**2).sum()),
+        (jax.vmap(jnp.sum)(handle), numbers.sum(1)),
+        (
+            jax.lax.scan(lambda c, row: (c + row, c), handle[0], handle)[0],
+            numbers[0] * 2 + numbers[1],
+        ),
+        (jax.lax.top_k(handle, 1)[0], numbers[:, 2:]),
+        (ones + handle, 1 + numbers),
+        (handle - ones, numbers - 1),
+        (ones[handle > 2], np.ones(3)),
+        (optax.apply_updates(handle, rule.update(handle, rule.init(handle))[0]), 0 * numbers),
+        (jax.device_put(handle, jax.NamedSharding(mesh, jax.P())), numbers),
+        (jax.tree.map(jnp.negative, [handle])[0], -numbers),
+        (handle.addressable_shards[0].data, numbers[:1]),
+    ):
+        assert np.array_equal(made, wanted), (made, wanted)
+        assert made.devices() <= set(door.devices)
+    assert isinstance(handle, jax.Array)
+    assert isinstance(handle, pw.Handle)
+    assert isinstance(handle + 1, pw.Handle)
+    assert jnp.zeros_like(handle).sharding == handle.sharding == cut
+    assert pw.device_put(numbers, handle.sharding).slice is place
+    assert pw.jit(lambda v: v, in_shardings=cut)(numbers).layout == handle.layout
+    chosen = pw.jit(jax.random.key, on=place)(7)
+    assert np.array_equal(jax.random.normal(chosen, (4,)), drawn)
+    assert (jnp.float16(1) * pw.jit(lambda: 2.0, on=place)()).dtype == jnp.float16
+    many = pw.device_put([np.full(2, n) for n in range(40)], place)
+    door._numbers = itertools.count(1000)
+    assert jax.jit(sum)(many)[0] == jnp.sum(many[39]) * 10 == 780
+    assert next(door._numbers) == 1001, "one exchange for all of them, and for later reads none"
+    another = pw.connect(sys.argv[1])
+    elsewhere = pw.device_put(numbers, another.slice(1))
+    gone = pw.device_put(numbers, place)
+    jnp.sum(gone)
+    gone.delete()
     for refused, what in (
-        (lambda: door.array(pw.jit(jax.random.key, on=place)(1)), "key_data"),
+        (lambda: jnp.sum(gone), "was deleted"),
+        (lambda: jnp.sum(elsewhere), "of another lab"),
         (lambda: door.handle(before), "not the lab's"),
     ):
         try:
             refused()
         except pw.PathwaysError as error:
-            print("refused:", what in str(error), "after_jax.py" in str(error))
-    left_over = pw.device_put(numbers + 1, handle.sharding)
-    for number in (0, 6):
-        lab.publish(f"between a kernel and its door, {number}", [left_over], to=door.client)
-        assert np.array_equal(door.array(handle), numbers), "another value is not the handle's"
+            print("refused:", what in str(error), str(error).count("after_jax.py"))
+    another.close()
     print("clients:", sorted(lab.clients))
     try:
         lab.open_door()
     except pw.PathwaysError as error:
         print("twice:", "already" in str(error))
 assert [d.platform for d in jax.devices()] == ["cpu"]
+assert not isinstance(handle, jax.Array)
+assert isinstance(jnp.ones_like(numbers) + handle, pw.Handle)
+assert handle.sharding == place.sharding(jax.P("x"))
+try:
+    jnp.sum(handle)
+except TypeError as error:
+    print("closed:", "lab.open_door()" in str(error))
 assert np.array_equal(twice(before), [0, 2, 4, 6])
 assert twice(before).devices() == {jax.devices("cpu")[0]}
 try:
@@ -79,6 +136,7 @@ except jax.errors.JaxRuntimeError as error:
     print("gone:", str(error)[:11])
 with lab.open_door() as door:
     assert jnp.ones(2).devices() == {door.devices[0]}
+    assert np.array_equal(jnp.negative(handle), -numbers)
     client = weakref.ref(door.devices[0].client)
     lab.close()
     assert [d.platform for d in jax.devices()] == ["cpu"]

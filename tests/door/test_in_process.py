@@ -30,8 +30,9 @@ def test_jax_computes_on_the_lab_between_the_opening_and_the_closing_of_a_door(t
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    *refused, clients, again, gone, left, end = done.stdout.splitlines()
-    assert refused == 2 * ["refused: True True"]
+    *refused, clients, again, closed, gone, left, end = done.stdout.splitlines()
+    assert refused == ["refused: True 0", "refused: True 1", "refused: True 1"]
+    assert closed == "closed: True"
     assert "kernel" in clients
     assert again == "twice: True"
     assert gone == "gone: UNAVAILABLE"

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.lab.devices import ONCE, Slice, VirtualDevice
-from pathways_lab.client.session import failures
+from pathways_lab.client.session import failures, in_jax
 from pathways_lab.core.program.layout import Box, Layout, boxes
 from pathways_lab.runtime.arrays import index
 from pathways_lab.runtime.devices import spec_of
@@ -31,7 +31,7 @@ Requested = NamedSharding | PartitionSpec | None
 
 
 def slice_of_mesh(mesh: Any) -> Slice | None:
-    """The slice whose devices a mesh is made of; None when they are not virtual.
+    """The slice whose devices a mesh is made of; None when they are not those of a slice.
 
     Raises PathwaysError for a mesh of some or of reordered devices of a slice.
     """
@@ -39,7 +39,7 @@ def slice_of_mesh(mesh: Any) -> Slice | None:
         return None
     devices = list(mesh.devices.flat)
     if not isinstance(devices[0], VirtualDevice):
-        return None
+        return None if in_jax.door is None else in_jax.door.slice_of(mesh)
     owner = devices[0].slice
     if devices != list(owner.devices):
         raise failures.capture_failure(
@@ -83,7 +83,8 @@ def layout_of(requested: NamedSharding | PartitionSpec, on: Slice, kind: ArrayTy
     mesh: Any = on.mesh
     if isinstance(requested, NamedSharding):
         owner = slice_of_sharding(requested)
-        if owner is not on:
+        # Slices on the same devices have one mesh in JAX.
+        if owner is None or (owner is not on and owner.binding.devices != on.binding.devices):
             raise failures.capture_failure(
                 f"a sharding over {owner.name if owner else 'local devices'} cannot place a value"
                 f" on slice {on.name}",

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from pathways_lab.client.functions import scopes
-from pathways_lab.client.session import failures
+from pathways_lab.client.session import failures, in_jax
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
@@ -109,6 +109,11 @@ class Updates:
 
 def _apply(name: str, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
     """*function* of the operands, as a node of whatever the call stands in."""
+    if in_jax.door is not None and scopes.outermost() and not all(map(_is_own, operands)):
+        own = iter(in_jax.door.arrays([each for each in operands if isinstance(each, Operators)]))
+        return function(
+            *[next(own) if isinstance(each, Operators) else each for each in operands], **options
+        )
     scope = scopes.current()
     if isinstance(scope, scopes.Body):
         raise failures.capture_failure(
@@ -117,6 +122,11 @@ def _apply(name: str, function: Callable[..., Any], *operands: Any, **options: A
             node=scope.name,
         )
     return scope.apply(name, function, operands, options)
+
+
+def _is_own(value: Any) -> bool:
+    """Whether it is no array or stand-in of JAX's."""
+    return isinstance(value, Operators) or not isinstance(value, jax.Array)
 
 
 def _is_operand(value: Any) -> bool:

@@ -217,13 +217,19 @@ class Sharing:
 
             with lab.open_door() as door:
                 y = jax.jit(step)(x)                  # on the lab
+                loss = jnp.mean(handle)               # handles are arrays for JAX
                 mesh = door.mesh(slice)               # a slice as JAX's mesh
 
         name: of one more client of the lab, which runs what JAX runs; without one by a number.
 
         JAX may have been used before: ``jax.devices("cpu")`` are still there, and arrays from
-        before may be arguments of calls on the lab.  ``door.close()``, or the end of the block or
-        of the lab, gives JAX the devices of before.  Raises PathwaysError when a door is open.
+        before may be arguments of calls on the lab.  Handles of this lab are instances of
+        ``jax.Array`` meanwhile, for all of JAX and libraries over it, and ``handle.sharding`` is
+        over JAX's devices.  ``pw.jit`` and operators on handles give handles as ever; inside of
+        ``jax.jit`` or ``jax.grad``, and together with JAX's arrays, they are JAX's.
+
+        ``door.close()``, or the end of the block or of the lab, gives JAX the devices of before.
+        Raises PathwaysError when a door is open.
         """
         self.session.connection.check()
         if hooks.open_door is None:

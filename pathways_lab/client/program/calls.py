@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from pathways_lab.client.code import layouts, source_lines
@@ -31,7 +32,7 @@ from pathways_lab.client.program.graph import (
     TransferNode,
     prepare,
 )
-from pathways_lab.client.session import failures
+from pathways_lab.client.session import failures, in_jax
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.session import Session
 from pathways_lab.runtime.jax_private import trace_context
@@ -47,6 +48,8 @@ class Immediate:
     ) -> Any:
         """Run one call now; a pytree of handles."""
         leaves, tree = tree_flatten((args, kwargs))
+        if in_jax.door is not None and any(isinstance(leaf, Tracer) for leaf in leaves):
+            return function.as_jit(*args, **kwargs)  # a part of what JAX compiles for the lab
         like = [x.placed if type(x) is Handle else host_type(x) for x in leaves]
         at = source_lines.place_of_caller()
         key: tuple[Any, ...] = (at, tree, *like)

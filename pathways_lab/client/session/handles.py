@@ -27,6 +27,7 @@ from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.operators import Operators
 from pathways_lab.client.lab.devices import Placed, Slice
+from pathways_lab.client.session import in_jax
 from pathways_lab.client.session.connection import Connection
 from pathways_lab.client.session.pending import Buffer, Bundle, Watch
 from pathways_lab.client.session.transfers import DataLinks, Fetch
@@ -62,14 +63,14 @@ _KEEP = 64 * 1024
 class _SaysWhatToDo(type):
     """Errors that explain handles, with the remedy.
 
-    JAX's functions take no handles outside of programs; all that their errors say in so many ways
-    is of which class the argument is.
+    Without an open door JAX's functions take no handles outside of programs; all that their errors
+    say in so many ways is of which class the argument is.
     """
 
     def __repr__(cls) -> str:
         return (
             f"<class '{cls.__module__}.{cls.__qualname__}' (its array is on a slice:"
-            " pw.jit(f)(handle) computes there, lab.open_door().array(handle) is JAX's own,"
+            " pw.jit(f)(handle) computes there, and after lab.open_door() all of JAX does;"
             " handle.result() fetches it)>"
         )
 
@@ -85,6 +86,8 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
     _fetch: Fetch | None = None
     _value: Any = None
     _ended: Failure | None = None
+    in_jax: Any = None
+    """JAX's own array of it, kept here by the door that made it."""
 
     # NumPy leaves operators with handles to the handle.
     __array_priority__ = 200
@@ -166,7 +169,10 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     @property
     def sharding(self) -> jax.sharding.NamedSharding:
-        """How it is cut, over the virtual devices of its slice."""
+        """How it is cut: over its slice's virtual devices; with an open door over JAX's own."""
+        door = in_jax.door
+        if door is not None and door.knows(self):
+            return door.sharding(self)
         return layouts.sharding_of(self.layout, self.slice)
 
     @property
@@ -321,13 +327,22 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
     def __format__(self, spec: str) -> str:
         return format(self.result() if self.shape else self.item(), spec) if spec else repr(self)
 
-    if not TYPE_CHECKING:  # mypy knows what a handle has, and refuses the rest.
+    if not TYPE_CHECKING:  # mypy knows what a handle is and has, and refuses the rest.
+
+        @property
+        def __class__(self) -> type:
+            """A handle, and one of JAX's arrays where a door makes it one."""
+            door = in_jax.door
+            return jax.Array if door is not None and door.knows(self) else Handle
 
         def __getattr__(self, name: str) -> Any:
+            door = in_jax.door
+            if door is not None and name in door.names and door.knows(self):
+                return getattr(door.arrays([self])[0], name)
             raise AttributeError(
                 f"a handle has no {name!r}: handle.result() is its array in this kernel, and in"
-                " pw.jit(f)(handle) f has what JAX's arrays have; lab.open_door().array(handle) is"
-                " JAX's own",
+                " pw.jit(f)(handle) f has what JAX's arrays have; after lab.open_door() it has"
+                " that here",
                 name=name,
                 obj=self,
             )
@@ -438,7 +453,7 @@ def end(handles: Sequence[Handle], why: Failure) -> None:
     connection = handles[0]._session.connection
     for handle in handles:
         handle._ended = why
-        handle._fetch = handle._value = None
+        handle._fetch = handle._value = handle.in_jax = None
     connection.drop(*[handle._buffer.id for handle in handles])
     # Nobody is told any more what became of the buffers: whoever waits for one hears it here.
     open_ = [handle._buffer for handle in handles if not handle._buffer.done]
