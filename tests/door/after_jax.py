@@ -96,6 +96,10 @@ with lab.open_door("kernel") as door:
     chosen = pw.jit(jax.random.key, on=place)(7)
     assert np.array_equal(jax.random.normal(chosen, (4,)), drawn)
     assert (jnp.float16(1) * pw.jit(lambda: 2.0, on=place)()).dtype == jnp.float16
+    with pw.patched():
+        doubled = jax.jit(lambda v: 2 * v, in_shardings=cut)(pw.device_put(numbers, cut))
+        assert not isinstance(doubled, pw.Handle)
+        assert np.array_equal(jax.device_put(doubled, cut), 2 * numbers)
     many = pw.device_put([np.full(2, n) for n in range(40)], place)
     door._numbers = itertools.count(1000)
     assert jax.jit(sum)(many)[0] == jnp.sum(many[39]) * 10 == 780

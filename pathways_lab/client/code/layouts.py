@@ -31,7 +31,7 @@ Requested = NamedSharding | PartitionSpec | None
 
 
 def slice_of_mesh(mesh: Any) -> Slice | None:
-    """The slice whose devices a mesh is made of; None when they are not those of a slice.
+    """The slice whose devices a mesh is made of; None when they are not virtual.
 
     Raises PathwaysError for a mesh of some or of reordered devices of a slice.
     """
@@ -39,7 +39,7 @@ def slice_of_mesh(mesh: Any) -> Slice | None:
         return None
     devices = list(mesh.devices.flat)
     if not isinstance(devices[0], VirtualDevice):
-        return None if in_jax.door is None else in_jax.door.slice_of(mesh)
+        return None
     owner = devices[0].slice
     if devices != list(owner.devices):
         raise failures.capture_failure(
@@ -51,8 +51,18 @@ def slice_of_mesh(mesh: Any) -> Slice | None:
 
 
 def slice_of_sharding(sharding: Any) -> Slice | None:
-    """The slice behind a ``NamedSharding``; None for anything that is not virtual."""
-    return slice_of_mesh(sharding.mesh) if isinstance(sharding, NamedSharding) else None
+    """The slice behind a ``NamedSharding``, also over JAX's devices by a door; None without one."""
+    if not isinstance(sharding, NamedSharding):
+        return None
+    virtual = slice_of_mesh(sharding.mesh)
+    if virtual is None and in_jax.door is not None:
+        return in_jax.door.slice_of(sharding.mesh)
+    return virtual
+
+
+def is_virtual(sharding: Any) -> bool:
+    """Whether it is a ``NamedSharding`` over virtual devices."""
+    return isinstance(sharding, NamedSharding) and slice_of_mesh(sharding.mesh) is not None
 
 
 def is_explicit(requested: Any) -> TypeGuard[NamedSharding]:

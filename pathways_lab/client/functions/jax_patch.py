@@ -76,7 +76,7 @@ def patched() -> Iterator[None]:
 
 def _is_virtual(shardings: Any) -> bool:
     entries = jax.tree.leaves(shardings, is_leaf=is_placement)
-    return any(layouts.slice_of_sharding(entry) is not None for entry in entries)
+    return any(map(layouts.is_virtual, entries))
 
 
 def _jit(original: Callable[..., Any], function: Any = None, /, **options: Any) -> Any:
@@ -113,7 +113,7 @@ def _pmap(
 def _device_put(original: Callable[..., Any], tree: Any, device: Any = None, **options: Any) -> Any:
     targets = jax.tree.leaves(device, is_leaf=lambda x: isinstance(x, Slice | VirtualDevice))
     virtual = any(
-        isinstance(target, Slice | VirtualDevice) or layouts.slice_of_sharding(target) is not None
+        isinstance(target, Slice | VirtualDevice) or layouts.is_virtual(target)
         for target in targets
     )
     return device_put(tree, device) if virtual else original(tree, device, **options)
