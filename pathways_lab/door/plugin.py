@@ -43,15 +43,21 @@ class Connected:
     def close(self) -> None:
         """End the door.  Arrays that are left raise an error when they are read."""
         import gc
+        import weakref
+
+        from pathways_lab.runtime.processes import native_log
 
         self.forget_compiled()
         atexit.unregister(self.forget_compiled)
         _doors.remove(self)
-        # The client that nothing refers to leaves in peace; another one logs that it was left.
-        self.client = None
-        gc.collect()
-        self.callables.close()
-        self.process.end()
+        left = weakref.ref(self.client)
+        with native_log.clean():
+            self.client = None
+            gc.collect()
+        # Where arrays are left, the client is, too, and says that it has been left.
+        with native_log.clean(b"" if left() is None else b"End stack trace ***"):
+            self.callables.close()
+            self.process.end()
 
     def forget_compiled(self) -> None:
         """Destroy what JAX has compiled while the door still answers.
@@ -96,7 +102,7 @@ def connect(lab: str, name: str) -> Connected:
 
     from pathways_lab.door.callbacks import Callables
     from pathways_lab.runtime import jax_backends, jax_callbacks
-    from pathways_lab.runtime.processes import child_process
+    from pathways_lab.runtime.processes import child_process, native_log
     from pathways_lab.transport.addresses import private_folder
 
     try:
@@ -130,7 +136,8 @@ def connect(lab: str, name: str) -> Connected:
     options = ifrt_proxy.ClientConnectionOptions()
     options.initialization_data = {SECRET: secret}
     options.connection_timeout_in_seconds = int(_PATIENCE)
-    client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
+    with native_log.clean():
+        client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
     jax_backends.carry_arrays_across()
     jax_callbacks.keep_callables(client, callables.keep, callables.drop)
     made = Connected(client, said["client"], callables, child)

@@ -54,10 +54,10 @@ def slice_of_sharding(sharding: Any) -> Slice | None:
     """The slice behind a ``NamedSharding``, also over JAX's devices by a door; None without one."""
     if not isinstance(sharding, NamedSharding):
         return None
-    virtual = slice_of_mesh(sharding.mesh)
-    if virtual is None and in_jax.door is not None:
-        return in_jax.door.slice_of(sharding.mesh)
-    return virtual
+    found = slice_of_mesh(sharding.mesh)
+    if found is None and in_jax.door is not None:
+        found = in_jax.door.slice_of(sharding.mesh)
+    return found
 
 
 def is_virtual(sharding: Any) -> bool:

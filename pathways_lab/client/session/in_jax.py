@@ -30,7 +30,7 @@ class Door(Protocol):
     def sharding(self, handle: Any) -> jax.sharding.NamedSharding:
         """How JAX's array of a handle is cut."""
 
-    def slice_of(self, mesh: jax.sharding.Mesh) -> Any:
+    def slice_of(self, mesh: Any) -> Any:
         """The slice of which it is JAX's mesh, if it is one."""
 
     def arrays(self, handles: Sequence[Any]) -> Sequence[Any]:
