@@ -205,27 +205,36 @@ class OpenDoor:
             y = jax.jit(f)(x)
             z = pw.jit(g, on=slice)(door.handle(y))
 
-        tree: an array, or a tree of them; what else is in it stays as it is.
+        tree: an array, or a tree of them; what else is in it stays as it is, random keys too.
 
         No bytes come to this process.  Raises PathwaysError for arrays that are not on the lab.
         """
 
         leaves, structure = jax.tree.flatten(tree)
-        by_place: dict[frozenset[Any], list[int]] = {}
-        for index, leaf in enumerate(leaves):
-            if type(leaf) is not Handle and isinstance(leaf, jax.Array):
-                by_place.setdefault(frozenset(leaf.sharding.device_set), []).append(index)
-        for on, indices in by_place.items():
-            if not on <= {*self.devices}:
+        own = {*self.devices}
+        for leaf in leaves:
+            if _is_jax(leaf) and not leaf.sharding.device_set <= own:
+                on = ", ".join(sorted(map(str, leaf.sharding.device_set)))
                 raise failures.failure(
                     "refused",
-                    f"an array is on {', '.join(sorted(map(str, on)))}, which are not the lab's",
+                    f"an array is on {on}, which are not the lab's",
                     "pw.device_put(array, slice) brings it there",
                 )
-            made = self._given([leaves[index] for index in indices])
-            for index, leaf in zip(indices, made, strict=True):
-                leaves[index] = leaf
-        return jax.tree.unflatten(structure, leaves)
+        return jax.tree.unflatten(structure, self.handles(leaves))
+
+    def handles(self, leaves: Sequence[Any]) -> list[Any]:
+        """Handles in place of JAX's arrays on the lab."""
+        made = list(leaves)
+        own = {*self.devices}
+        by_place: dict[frozenset[Any], list[int]] = {}
+        for index, leaf in enumerate(leaves):
+            if _is_jax(leaf) and (on := frozenset(leaf.sharding.device_set)) <= own:
+                by_place.setdefault(on, []).append(index)
+        for indices in by_place.values():
+            given = self._given([leaves[index] for index in indices])
+            for index, handle in zip(indices, given, strict=True):
+                made[index] = handle
+        return made
 
     def _given(self, arrays: Sequence[Any]) -> Sequence[Handle]:
         number = next(self._numbers)
@@ -289,6 +298,11 @@ def close_of(lab: Lab) -> None:
     """Close the door of a lab, if it has one here."""
     if _open is not None and _open.lab is lab:
         _open.close()
+
+
+def _is_jax(leaf: Any) -> bool:
+    """Whether it is an array of JAX's own, and no random key, which goes by its bytes."""
+    return type(leaf) is not Handle and isinstance(leaf, jax.Array) and not is_key(str(leaf.dtype))
 
 
 _key_data = jit(jax.random.key_data)

@@ -90,6 +90,11 @@ with lab.open_door("kernel") as door:
     assert isinstance(handle, jax.Array)
     assert isinstance(handle, pw.Handle)
     assert isinstance(handle + 1, pw.Handle)
+    there = pw.jit(lambda k: jax.random.normal(k, (4,)), on=place)(jax.random.key(jnp.int32(7)))
+    assert np.array_equal(there, drawn)
+    door._numbers = itertools.count(2000)
+    assert pw.jit(lambda v, w: v + w, on=place)({"v": ones}["v"], 3 * ones)[1, 2] == 4
+    assert next(door._numbers) == 2001, "arrays on the lab are arguments without their bytes"
     assert jnp.zeros_like(handle).sharding == handle.sharding == cut
     assert pw.device_put(numbers, handle.sharding).slice is place
     assert pw.jit(lambda v: v, in_shardings=cut)(numbers).layout == handle.layout

@@ -36,5 +36,8 @@ class Door(Protocol):
     def arrays(self, handles: Sequence[Any]) -> Sequence[Any]:
         """JAX's arrays of handles."""
 
+    def handles(self, leaves: Sequence[Any]) -> list[Any]:
+        """Handles in place of JAX's arrays on the lab."""
+
 
 door: Door | None = None
