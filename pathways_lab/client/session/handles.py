@@ -70,8 +70,8 @@ class _SaysWhatToDo(type):
     def __repr__(cls) -> str:
         return (
             f"<class '{cls.__module__}.{cls.__qualname__}' (its array is on a slice:"
-            " pw.jit(f)(handle) computes there, and after lab.open_door() all of JAX does;"
-            " handle.result() fetches it)>"
+            " pw.jit(f)(handle) computes there; after door = lab.open_door() all of JAX does, and"
+            " door.array(handle) is JAX's own; handle.result() fetches it)>"
         )
 
 
