@@ -5,8 +5,8 @@
 A training step takes and gives hundreds of arrays.  Here they are small, so that all that is
 seen is what each array and each call cost: ``t = f(t)`` with a list of n arrays, donated, kept
 and waited for, and ``x + 1`` on one array, on one device and on four of one host
-(:mod:`benchmarks.gangs.pytrees`).  The two systems take turns, and the one whose turn it is not
-is stopped.
+(:mod:`benchmarks.gangs.pytrees`).  The systems take turns, and those whose turn it is not are
+stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import measure
 
-JAX, LAB = "JAX, one process", "lab"
+JAX, LAB, DOOR = "JAX, one process", "lab", "JAX through the door"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for devices in chosen.devices:
         systems = [
             Child(name, "benchmarks.gangs.pytrees", cases, system=system, devices=devices)
-            for name, system in ((JAX, "jax"), (LAB, "lab"))
+            for name, system in ((JAX, "jax"), (LAB, "lab"), (DOOR, "door"))
         ]
         measured = measure(systems, cases, rounds=how.rounds, budget=how.budget, seed=how.seed)
         title = f"calls with many arrays, {devices} device{'s' * (devices > 1)} of one host"

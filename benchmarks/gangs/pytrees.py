@@ -1,9 +1,10 @@
 """A step whose state is many small arrays, called again and again.
 
 ``t = f(t)`` with a list of n arrays of eight numbers, to each of which one is added.  Plain JAX
-runs it in its one process on as many devices as the lab's host has, the lab on one host.  Cases
-name the number of arrays, and how it is called: *donated* or *kept* (the call may overwrite its
-arguments, or not) without waiting between calls, or *waited* for, each call.
+runs it in its one process on as many devices as the lab's host has, the lab on one host, and
+through the door JAX's own code runs on that host of a lab.  Cases name the number of arrays, and
+how it is called: *donated* or *kept* (the call may overwrite its arguments, or not) without waiting
+between calls, or *waited* for, each call.
 
 *x + 1* is an operator on one array: *chained*, each on the result of the last, or each *waited*
 for.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gangs.one_host import lab_and_slice, plain_mesh
@@ -127,9 +129,30 @@ class LabSteps(Steps):
         self._lab.close()
 
 
+class DoorSteps(PlainSteps):
+    """JAX in this process, on the devices of a lab."""
+
+    def start(self) -> None:
+        import jax
+
+        self._lab, place = lab_and_slice(self.devices)
+        mesh = self._lab.open_door().mesh(place)
+        self._sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def stop(self) -> None:
+        self._lab.close()
+
+
+SYSTEMS: dict[str, Callable[[int], Served]] = {
+    "jax": PlainSteps,
+    "lab": LabSteps,
+    "door": DoorSteps,
+}
+
+
 def make(system: str, devices: int) -> Served:
     """The child for a system."""
-    return {"jax": PlainSteps, "lab": LabSteps}[system](devices)
+    return SYSTEMS[system](devices)
 
 
 if __name__ == "__main__":

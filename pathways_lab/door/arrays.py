@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.door import dtypes, strings, values
 from pathways_lab.door.messages import message
@@ -29,8 +30,11 @@ from pathways_lab.door.server import (
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import State
 from pathways_lab.door.strings import Strings
-from pathways_lab.door.values import Failed, Value, Whole
+from pathways_lab.door.values import Failed, Sent, Value, Whole
 from pathways_lab.runtime.arrays import element_of, index
+
+_FEW = 1024
+"""Bytes up to which an array goes with the call that takes it."""
 
 
 class Arrays(State):
@@ -65,9 +69,14 @@ class Arrays(State):
         if kind.dtype == strings.NAME:
             return Strings(kind, placing, data)
         place = self.slice_of(placing.on)
-        put = self._lab.session.put
         stored = placing.stored(kind)
-        return Whole(kind, placing, put(data, stored, place, placing.layout, "device_put"))
+
+        def put(data: np.ndarray[Any, Any]) -> Handle:
+            return self._lab.session.put(data, stored, place, placing.layout, "device_put")
+
+        if data.nbytes <= _FEW:
+            return Sent(kind, placing, data, put)
+        return Whole(kind, placing, put(data))
 
     def _make_arrays_from_host_buffer_shards_request(self, request: Any, reply: Reply) -> Any:
         made = message("MakeArraysFromHostBufferShardsResponse")()

@@ -269,15 +269,16 @@ class Functions(State):
         try:
             if isinstance(loaded, Colocated):
                 return self._run_beside(loaded, given)
-            handles = [value.handle() for value in given]
             if isinstance(loaded, Loaded) and loaded.exchange is not None:
-                return self._exchanged(loaded, loaded.exchange, handles)
+                return self._exchanged(loaded, loaded.exchange, given)
             number = request.loaded_executable_handle
             if isinstance(loaded, OverMeshes):
+                handles = [value.handle() for value in given]
                 made = self._over_meshes(number, loaded, overwritten)(*handles)
             else:
-                prepared = self._prepare(number, loaded, handles, overwritten)
-                made = self._lab.session.call(prepared, handles)
+                arguments = [value.argument() for value in given]
+                prepared = self._prepare(number, loaded, arguments, overwritten)
+                made = self._lab.session.call(prepared, arguments)
         except (PathwaysError, Status) as error:
             results: list[Value] = [
                 Failed(kind, placing, error)
@@ -296,16 +297,16 @@ class Functions(State):
         self._consume(DONATE, [request.args_handles[n] for n in consumed])
         return results
 
-    def _exchanged(self, loaded: Loaded, with_: Exchange, handles: Sequence[Handle]) -> list[Value]:
+    def _exchanged(self, loaded: Loaded, with_: Exchange, given: Sequence[Value]) -> list[Value]:
         """Take what another client gave, or give it these."""
         session, other = self._lab.session, with_.other
         if loaded.in_kinds[:1] != (exchange.NUMBER,):
             raise Status(INVALID, f"{loaded.name}: no number comes first")
-        number, *rest = handles
-        name = exchange.named(int(number))
+        number, *rest = given
+        name = exchange.named(int(np.asarray(number.argument())))
         if with_.way == exchange.GIVE:
-            sharing.give(session, name, rest, other, self._not_given)
-            made = [number]
+            sharing.give(session, name, [value.handle() for value in rest], other, self._not_given)
+            made = [number.handle()]
         else:
             made = sharing.take(session, name, exchange.PATIENCE, other)
         if len(made) != len(loaded.out_kinds):
@@ -357,21 +358,23 @@ class Functions(State):
         return values.moved(handle, placing, self)
 
     def _prepare(
-        self, number: int, loaded: Loaded, handles: Sequence[Any], overwritten: tuple[int, ...]
+        self, number: int, loaded: Loaded, given: Sequence[Any], overwritten: tuple[int, ...]
     ) -> Prepared:
         place = self.slice_of(loaded.devices)
         key = (
             number,
             overwritten,
             place.id,
-            *[(handle.slice.id, handle.layout) for handle in handles],
+            *[(x.slice.id, x.layout) if type(x) is Handle else None for x in given],
         )
         known = self._prepared.get(key)
         if known is None or known.released:
             body: Any = loaded.donating(overwritten)
             inputs = tuple(
-                Ref(handle.type, handle.slice, handle.layout, f"argument {n}", Argument(n))
-                for n, handle in enumerate(handles)
+                Ref(x.type, x.slice, x.layout, f"argument {n}", Argument(n))
+                if type(x) is Handle
+                else Ref(loaded.in_types[n], place, None, f"argument {n}", Argument(n))
+                for n, x in enumerate(given)
             )
             outputs = tuple(Ref(kind, place, name=loaded.name) for kind in loaded.out_types)
             node = CallNode(body, place, inputs, outputs, loaded.name, Line())

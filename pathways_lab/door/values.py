@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -67,6 +67,10 @@ class Value:
         """The lab's value, made if need be.  Raises Status or PathwaysError when it has none."""
         raise NotImplementedError
 
+    def argument(self) -> Handle | np.ndarray[Any, Any]:
+        """The same, or its elements where these go with a call."""
+        return self.handle()
+
     def taken_apart(self) -> list[Value] | None:
         """An array for each device, where this one has its own way."""
         return None
@@ -114,6 +118,43 @@ class Whole(Value):
         await self._handle.session.ended(self._handle.pending)
         if (failure := self._handle.failure) is not None:
             raise PathwaysError(failure)
+
+
+class Sent(Value):
+    """Few elements that the client has sent: the first call that takes them takes them along.
+
+    put: makes a value of the lab of them.
+    """
+
+    def __init__(
+        self,
+        kind: ArrayType,
+        placing: Placing,
+        data: np.ndarray[Any, Any],
+        put: Callable[[np.ndarray[Any, Any]], Handle],
+    ) -> None:
+        super().__init__(kind, placing)
+        self._data = data
+        self._put = put
+        self._called = False
+        self._made: Handle | None = None
+
+    def handle(self) -> Handle:
+        if self._made is None:
+            self._made = self._put(self._data)
+        return self._made
+
+    def argument(self) -> Handle | np.ndarray[Any, Any]:
+        if self._called:
+            return self.handle()
+        self._called = True
+        return self._data
+
+    async def read(self) -> np.ndarray[Any, Any]:
+        return self._data
+
+    async def ended(self) -> None:
+        """It is here."""
 
 
 class Shard(Value):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import pathways_lab as pw
+from pathways_lab.client.code.layouts import replicated
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.lab.devices import Placed, Slice
@@ -127,8 +128,14 @@ class _Session:
             raise Impossible(f"an array of {data.shape} as {kind}")
         return self._made(on.placed(kind, layout), name, data)
 
-    def call(self, prepared: Prepared, leaves: Sequence[Handle]) -> list[Handle]:
+    def call(self, prepared: Prepared, given_leaves: Sequence[Any]) -> list[Handle]:
         prepared.check()
+        leaves = [
+            leaf
+            if isinstance(leaf, Handle)
+            else self.put(leaf, ref.type, ref.slice, replicated(ref.slice, len(ref.type.shape)))
+            for leaf, ref in zip(given_leaves, prepared.inputs, strict=True)
+        ]
         wanted, given = [ref.type for ref in prepared.inputs], [leaf.type for leaf in leaves]
         if wanted != given:
             raise Impossible(f"{prepared.name} of {wanted} is called with {given}")

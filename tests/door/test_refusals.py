@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 
 from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
-from pathways_lab.door import server, shardings, state
+from pathways_lab.door import arrays, server, shardings, state
 from pathways_lab.door.messages import message
 from pathways_lab.door.server import EXHAUSTED, INVALID, NOT_FOUND, UNIMPLEMENTED, Buffers, Status
 from pathways_lab.door.session import Session
@@ -345,7 +345,8 @@ def test_a_client_keeps_so_many_numbers_and_no_more(client, monkeypatch):
     assert len(client.session._unmade) == 0
 
 
-def test_nothing_of_a_session_stays_on_the_lab(client):
+def test_nothing_of_a_session_stays_on_the_lab(client, monkeypatch):
+    monkeypatch.setattr(arrays, "_FEW", 0)  # it goes to the lab at once
     client.buffers.put(7, bytes(32))
     client.ask("make_array_from_host_buffer_request", array())
     assert client.lab.slices

@@ -13,7 +13,7 @@ from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.door.server import Status
 from pathways_lab.door.shardings import Placing
-from pathways_lab.door.values import Failed, Joined, Value, Whole, joined, rearranged, shards
+from pathways_lab.door.values import Failed, Joined, Sent, Value, Whole, joined, rearranged, shards
 
 KIND = ArrayType((4, 2), "int32")
 DATA = np.arange(8, dtype=np.int32).reshape(4, 2)
@@ -41,6 +41,16 @@ class Nowhere:
 def array() -> tuple[Whole, Handle]:
     handle: Any = Handle()
     return Whole(KIND, CUT, handle), handle
+
+
+def test_few_elements_go_with_their_first_call_and_lie_on_the_lab_for_the_next():
+    made = []
+    value = Sent(KIND, CUT, DATA, lambda data: made.append(data) or Handle())
+    assert np.array_equal(asyncio.run(value.read()), DATA)
+    assert value.argument() is DATA
+    assert made == []
+    assert value.argument() is value.argument() is value.handle()
+    assert len(made) == 1
 
 
 def test_all_shards_of_an_array_make_that_array():
