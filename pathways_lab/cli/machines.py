@@ -174,6 +174,7 @@ def show(address: str) -> int:
     from pathways_lab.core.errors import PathwaysError
     from pathways_lab.runtime.cluster.dask_plugins import control_of
     from pathways_lab.timeline.text_table import TextTable
+    from pathways_lab.transport import versions
 
     try:
         client = _client(address)
@@ -185,7 +186,10 @@ def show(address: str) -> int:
         facts = _listed(client, workers)
         control = client.run_on_scheduler(control_of)
     rows = [
-        (f.machine, f.name, str(f.devices or "all"), f"{f.free / 1e9:.1f} GB", _packages(f))
+        (
+            *(f.machine, f.name, str(f.devices or "all"), f"{f.free / 1e9:.1f} GB"),
+            versions.in_words(f.versions),
+        )
         for f in facts
     ]
     print(TextTable(rows, ("machine", "host", "devices", "free", "versions"), "<<>><"))
@@ -255,10 +259,6 @@ def _listed(client: Any, workers: Mapping[str, Facts]) -> list[Facts]:
     return [client.run_on_scheduler(scheduler_facts), *by_name]
 
 
-def _packages(facts: Facts) -> str:
-    return ", ".join(f"{name} {version or '-'}" for name, version in facts.versions.items())
-
-
 def _secure(client: Any, facts: list[Facts]) -> Iterator[Finding]:
     from pathways_lab.runtime.cluster import dask_private
     from pathways_lab.transport.addresses import machine
@@ -286,7 +286,7 @@ def _alike(facts: list[Facts]) -> Iterator[Finding]:
             apart = True
             yield Finding("FAIL", wrong, versions.REMEDY)
     if not apart:
-        yield Finding("ok", f"the same versions everywhere: {_packages(facts[0])}")
+        yield Finding("ok", f"the same versions everywhere: {versions.in_words(facts[0].versions)}")
 
 
 def _ways(client: Any, workers: Mapping[str, Facts]) -> Iterator[Finding]:

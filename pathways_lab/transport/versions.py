@@ -40,6 +40,11 @@ def here() -> dict[str, str]:
     return found
 
 
+def in_words(found: Mapping[str, str]) -> str:
+    """Versions as :func:`here` has them, for people."""
+    return ", ".join(f"{name} {version or '-'}" for name, version in found.items())
+
+
 def apart(theirs: object, their: str, our: str) -> str:
     """How the versions of another process differ from those of this one, or "".
 

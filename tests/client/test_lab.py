@@ -68,17 +68,20 @@ def test_the_cluster_as_a_table() -> None:
     islands = topology_view.islands_of(TOPOLOGY)
     assert [island.devices for island in islands] == [4]
     assert [d.number for d in topology_view.devices_of(islands)] == [0, 1, 2, 3]
-    page = topology_view.as_html(islands)
+    page = topology_view.table_of(islands)._repr_html_()
     for cell in ("island0/host0", "4 x CPU (emulated)", "1,024 MiB", "5"):
         assert f">{cell}</td>" in page
 
 
 def test_a_host_of_another_machine_shows_its_machine_and_address() -> None:
-    host = Host("west/one", 1, 1, 2, "cpu", 1 << 30, "tcp://10.0.0.2:3941", machine="one")
+    alike = {"Python": "3.12", "pathways_lab": "0.9", "JAX": "0.10"}
+    host = Host("west/one", 1, 1, 2, "cpu", 1 << 30, "tcp://10.0.0.2:3941", False, "", "one", alike)
     assert host.where == "one (10.0.0.2)"
     assert dataclasses.replace(host, data_address="unix:/x").where == "one"
-    page = topology_view.as_html([Island("west", (host,))])
-    assert ">one (10.0.0.2)</td>" in page
+    (row,) = repr(topology_view.IslandTable([Island("west", (host,))])).splitlines()[1:]
+    assert "one (10.0.0.2)" in row
+    assert row.endswith("Python 3.12, pathways_lab 0.9, JAX 0.10")
+    assert "Python" not in repr(topology_view.table_of([Island("west", (host,))]))
 
 
 def words(**given: Any) -> Callable[[], object]:

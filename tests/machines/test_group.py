@@ -215,7 +215,7 @@ def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
         for machine in ("one", "two"):
             group[machine].start(*worker, **quiet)
     source = python + CONNECT.split("lab =")[1].partition("\n")[2]
-    source = WAIT + REFUSED + source + SUM + "say(lab)"
+    source = WAIT + REFUSED + source + SUM + "say(lab); say(lab.islands)"
     environment = {**at["env"], "DASK_CONFIG": f"{group.shared}/certs"}
     with group["note"].python(source, "tls://sched:8786", env=environment) as client:
         said = client.communicate()[0]
@@ -231,6 +231,8 @@ def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
     with group["note"].python(NOBODY, env=environment) as client:
         refused, silent = client.communicate()[0].splitlines()
     assert "one (10.77.0.2) refuses connections at port 8786" in refused
+    for machine, address in ("one", "10.77.0.2"), ("two", "10.77.0.3"):
+        assert re.search(rf"west/{machine} +{machine} \({re.escape(address)}\) .* JAX \d", said)
     assert "nothing came back from sched (10.77.0.1) for 2 s: no machine has" in silent
     group.plug("sched")
     with group["note"].start(*doctor, **at) as process:

@@ -35,7 +35,7 @@ from pathways_lab.client.lab.lease import Lease, require
 from pathways_lab.client.lab.policies import Policies, Tagging
 from pathways_lab.client.lab.sharing import Sharing
 from pathways_lab.client.lab.stats import Stats
-from pathways_lab.client.lab.topology_view import Device, Island
+from pathways_lab.client.lab.topology_view import Device, IslandTable
 from pathways_lab.client.program import calls
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.connection import Connection
@@ -107,8 +107,11 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
     # --- devices ------------------------------------------------------------------------
 
     @property
-    def islands(self) -> tuple[Island, ...]:
-        """Islands with their hosts, as they are now; of a lab that is gone, as they were last."""
+    def islands(self) -> IslandTable:
+        """Islands with their hosts, as they are now; of a lab that is gone, as they were last.
+
+        They show themselves as a table of hosts: machine and address, devices, versions.
+        """
         return topology_view.islands_of(self.session.connection.topology)
 
     def devices(self) -> tuple[Device, ...]:
@@ -439,7 +442,9 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
 
     def _repr_html_(self) -> str:
         table = (
-            "" if self.closed else topology_view.as_html(self.islands, self.session.connection.down)
+            ""
+            if self.closed
+            else topology_view.table_of(self.islands, self.session.connection.down)._repr_html_()
         )
         return repr(self).strip("<>") + table
 

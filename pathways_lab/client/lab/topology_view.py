@@ -8,10 +8,11 @@ Paper: section 4.1 (resource manager).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from pathways_lab.timeline.text_table import TextTable
+from pathways_lab.timeline.text_table import Tabled, TextTable
+from pathways_lab.transport import versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Host:
     devices: how many.  memory: bytes per device.  emulated: they are CPU devices
     standing in for accelerators.  make: devices of one make compute the same, to the bit.
     data_address: where others reach it.  machine: the name that its machine gives itself.
+    versions: of Python, JAX and this package, there.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Host:
     emulated: bool = False
     make: str = ""
     machine: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def where(self) -> str:
@@ -65,9 +68,18 @@ class Island:
         return sum(host.devices for host in self.hosts)
 
 
-def islands_of(topology: dict[str, Any]) -> tuple[Island, ...]:
+class IslandTable(Tabled, tuple[Island, ...]):
+    """Islands that show themselves as a table: each host, where it is, and its versions."""
+
+    __slots__ = ()
+
+    def _table(self) -> TextTable:
+        return table_of(self, exact=True)
+
+
+def islands_of(topology: dict[str, Any]) -> IslandTable:
     """The islands in a topology message."""
-    return tuple(
+    return IslandTable(
         Island(
             island["name"],
             tuple(
@@ -101,16 +113,22 @@ def _kind(host: Host) -> str:
     return f"{host.devices} x {host.kind.upper()}{' (emulated)' if host.emulated else ''}"
 
 
-def as_html(islands: Sequence[Island], down: Sequence[dict[str, Any]] = ()) -> str:
-    """A table with one row per host.  down: hosts without a device process, see topology."""
+def table_of(
+    islands: Sequence[Island], down: Sequence[dict[str, Any]] = (), exact: bool = False
+) -> TextTable:
+    """A table with one row per host.
+
+    down: hosts without a device process, see topology.  exact: with the versions of each.
+    """
     rows: list[Sequence[str]] = [
         (
             *(island.name, host.name, host.where, _kind(host)),
             *(f"{host.memory / 2**20:,.0f} MiB", str(host.pid)),
+            *([versions.in_words(host.versions)] if exact else []),
         )
         for island in islands
         for host in island.hosts
     ]
     rows += [(each["island"], each["name"], "", f"down: {each['told']}") for each in down]
     heads = ("island", "host", "machine", "devices", "each", "process")
-    return TextTable(rows, heads, "<<<<>")._repr_html_()
+    return TextTable(rows, (*heads, "versions") if exact else heads, "<<<<>><")

@@ -105,6 +105,10 @@ class HostSeen:
     """An id of its machine, as every hello has it."""
     hostname: str = ""
     """The name that its machine gives itself."""
+    job: str = ""
+    """The number of its job, where a scheduler of jobs runs it."""
+    versions: dict[str, str] | None = field(default=None, compare=False)
+    """Those of Python, JAX and this package, as every hello has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +364,7 @@ class Registry:
                     "emulated": host.emulated,
                     "make": host.make,
                     "machine": host.hostname,
+                    "versions": host.versions or {},
                 }
             )
         down = sorted(self.down.values(), key=lambda fallen: fallen.name)
