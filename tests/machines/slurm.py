@@ -36,6 +36,9 @@ SwitchType=switch/none
 MpiDefault=none
 AccountingStorageType=accounting_storage/none
 KillWait=15
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherParams=OverMemoryKill
+JobAcctGatherFrequency=task=1
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
 PartitionName=all Nodes=ALL Default=YES
 """

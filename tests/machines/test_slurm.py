@@ -73,6 +73,28 @@ say("one is left", lab, twice["n2"](value["n2"]).result())
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+ENDS = """
+hosts = [host for island in lab.islands for host in island.hosts]
+jobs = {host.machine: cluster.workers[host.name.split("/")[1]].job_id for host in hosts}
+# Slurm looks at limits every half a minute.
+slurm("scontrol", "update", f"JobId={jobs['n2']}", "EndTime=now+1seconds")
+def hog(x):
+    return jax.pure_callback(lambda v: (np.ones(2 * 10**8), time.sleep(60), v)[2], x, x)
+def late(x):
+    return jax.pure_callback(lambda v: (time.sleep(4), v)[1], x, x)
+on = {island: lab.slice(1, island=island) for island in jobs}
+hogs, late = pw.jit(hog, on=on["n1"])(np.arange(3.0)), pw.jit(late, on=on["n2"])
+kept = late(np.arange(3.0))
+def lost(handle):
+    try: return handle.result()
+    except pw.PathwaysError as error: return error.failure.message
+say("n1:", lost(hogs))
+until(lambda: not lab.islands)
+say("n2:", lost(kept))
+cluster.close()
+"""
+"""One job of 1 GB takes 1.6, and the time of the other is over."""
+
 FAILS = """
 from dask_jobqueue import SLURMCluster
 import pathways_lab as pw
@@ -102,7 +124,9 @@ def test_the_lines_of_the_page_make_a_lab_of_jobs(slurm: Slurm) -> None:
     )
     assert "there <Lab kernel-1: 2 islands, 2 devices> 1 True\n" in told
     assert "begun [11. 11. 11.]\n" in told
-    assert re.search(r"lost: host n1/SLURMCluster-\d was lost: .*: its job \d+ was told to", told)
+    assert re.search(
+        r"lost: host n1/SLURMCluster-\d was lost: .*: its job \d+ was cancelled", told
+    ), told
     assert "back [0. 2. 4.] n1/SLURMCluster-2\n" in told
     assert "in use [2. 2. 2.] [2. 2. 2.] 2\n" in told
     assert "one is left <Lab kernel-1: 1 island, 1 device> [0. 4. 8.]\n" in told
@@ -113,6 +137,15 @@ def test_the_lines_of_the_page_make_a_lab_of_jobs(slurm: Slurm) -> None:
             lambda node=node: not slurm.machines[node].pythons(), f"the end of processes on {node}"
         )
         assert set(slurm.machines[node].files()) - set(before[node]) <= {"dask-scratch-space"}
+
+
+def test_jobs_that_slurm_ends_are_lost_for_its_reasons(slurm: Slurm) -> None:
+    lines = lines_of("Slurm", "python").replace('"cores": 8', '"cores": 1').replace("16 GB", "1 GB")
+    with slurm.client(BEGIN + lines + ENDS) as client:
+        told = client.communicate(timeout=120)[0]
+    lost = r": host \S+ was lost: .*its job \d+"
+    assert re.search(f"n1{lost} was killed by Slurm for want of memory", told), told
+    assert re.search(f"n2{lost} has reached its time limit", told), told
 
 
 def test_a_job_that_ends_before_its_worker_comes_is_an_error_at_once(slurm: Slurm) -> None:

@@ -11,11 +11,11 @@ import pytest
 from pathways_lab.runtime.cluster.await_workers import (
     WORKER_SECONDS,
     absent,
-    ask,
     outlook,
     story,
 )
 from pathways_lab.runtime.processes.job import State, states_of
+from pathways_lab.runtime.processes.slurm import ask, explain
 
 distributed = pytest.importorskip("distributed")
 
@@ -84,6 +84,9 @@ def test_slurm_says_how_jobs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not PENDING.ended
     assert states["8"].ended
     assert str(states["8"]) == "out of memory"
+    assert states["8"].why_ended("8").startswith("its job 8 was killed by Slurm for want of memory")
+    assert State("COMPLETING", "TimeLimit").why_ended("8") == "its job 8 has reached its time limit"
+    assert PENDING.why_ended("7") == ""
     assert "9" not in states
     squeue = tmp_path / "squeue"
     squeue.write_text('#!/bin/sh\necho "$5 PENDING Priority"\n')
@@ -91,6 +94,21 @@ def test_slurm_says_how_jobs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert ask({"7"}) == {"7": State("PENDING", "Priority")}
     assert ask(()) == {}
+    # A job that has just lost its processes may run for Slurm a moment longer.
+    ended = f"if test -e {tmp_path}/asked; then echo 7 OUT_OF_MEMORY None; else echo 7 RUNNING None"
+    squeue.write_text(f"#!/bin/sh\n{ended}; fi; touch {tmp_path}/asked\n")
+    assert "killed by Slurm" in explain("7")
+    # Where Slurm measures memory itself the job has just failed, and its log says why.
+    squeue.write_text("#!/bin/sh\necho 7 FAILED JobLaunchFailure\n")
+    assert explain("7") == "its job 7 has ended (failed, JobLaunchFailure)"
+    log, scontrol = tmp_path / "7.out", tmp_path / "scontrol"
+    log.write_text(
+        "x\n" * 9999 + "slurmstepd-n1: error: StepId=7.batch exceeded memory limit (9 > 8)\n"
+    )
+    scontrol.write_text(f"#!/bin/sh\necho JobId=7 StdErr={log} Power=\n")
+    scontrol.chmod(0o755)
+    assert "killed by Slurm for want of memory" in explain("7")
     squeue.unlink()
+    assert explain("7") == ""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert ask({"7"}) == {}

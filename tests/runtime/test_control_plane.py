@@ -247,3 +247,23 @@ def test_a_host_that_is_gone_is_lost_with_the_word_of_its_worker(
     until(lambda: lab.plane._closing["i0/h"] is not before)
     lab.plane.worker_removed("w", "Dask removed it")
     until(lambda: len(lost()) == 2)
+
+
+def test_a_host_whose_job_was_killed_is_lost_for_its_reason(lab: Lab) -> None:
+    asked: list[str] = []
+
+    def why(job: str) -> str:
+        asked.append(job)
+        return "its job 17 was killed" if job == "17" else ""
+
+    lab.plane._why_ended = why
+    for job, told in (("17", "its job 17 was killed"), ("18", "i0/h closed the connection")):
+        host, _ = lab.connect(**HOST, worker="w", job=job)
+        until(lambda: "i0/h" in lab.plane.rim.peers.hosts)
+        host.reactor.close()
+        # Dask hears of it at the same time, and knows less.
+        lab.plane.worker_removed("w", "Dask removed the worker w")
+        until(lambda: "i0/h" not in lab.plane.rim.peers.hosts)
+        lost = [event for event in lab.core.events if isinstance(event, m.HostLost)]
+        assert lost[-1].reason == told
+    assert asked == ["17", "18"]

@@ -7,8 +7,7 @@ before its worker came is one at once.
 How: the cluster object knows which workers it was asked for, and the jobs that it has submitted;
 Slurm says how these are.
 
-Rule for maintainers: Slurm is asked rarely, for everybody asks it; where it cannot be asked,
-nothing is known of the jobs.
+Rule for maintainers: Slurm is asked rarely (:mod:`pathways_lab.runtime.processes.slurm`).
 
 Paper: section 4.1 (a resource manager below Dask owns the machines).
 """
@@ -16,7 +15,6 @@ Paper: section 4.1 (a resource manager below Dask owns the machines).
 from __future__ import annotations
 
 import math
-import subprocess
 import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Literal
@@ -24,7 +22,8 @@ from typing import TYPE_CHECKING, Literal
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime.cluster import dask_private
 from pathways_lab.runtime.cluster.scheduler_probe import PATIENCE, waiting
-from pathways_lab.runtime.processes.job import State, states_of
+from pathways_lab.runtime.processes.job import State
+from pathways_lab.runtime.processes.slurm import ask
 from pathways_lab.runtime.processes.start_progress import Tell
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ WORKER_SECONDS = 60.0
 """For so long a first worker is waited for, and after it the others, where nobody says how long."""
 _AGAIN = 0.1
 _ASK = 5.0
-"""Seconds between two questions to Slurm, and for an answer."""
+"""Seconds between two questions to Slurm."""
 _NAMED = 3
 
 
@@ -138,21 +137,6 @@ def story(missing: Collection[str], jobs: Mapping[str, str], states: Mapping[str
         told.append(f"{name} (job {jobs[name]}{state})" if jobs[name] else name)
     more = len(missing) - len(told)
     return ", ".join(told) + (f" and {more} more" if more else "")
-
-
-def ask(numbers: Collection[str]) -> dict[str, State]:
-    """How Slurm's jobs of these numbers are; nothing where it cannot be asked."""
-    if not numbers:
-        return {}
-    command = ["squeue", "--noheader", "--states=all", "--format=%i %T %r", "--jobs"]
-    command.append(",".join(sorted(numbers)))
-    try:
-        told = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return states_of(told.stdout.decode(errors="replace"))
 
 
 def _none(when: str, remedy: str) -> PathwaysError:

@@ -48,9 +48,9 @@ from pathways_lab.runtime.cluster.device_supervisor import (
 )
 from pathways_lab.runtime.cluster.feed_worker import FEEDS
 from pathways_lab.runtime.cluster.membership import Islands, Place, devices_of, place_of
-from pathways_lab.runtime.cluster.scheduler_probe import Unreached, reach
+from pathways_lab.runtime.cluster.scheduler_probe import Unreached, reach, unreached_of
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
-from pathways_lab.runtime.processes import job
+from pathways_lab.runtime.processes import job, slurm
 from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
 from pathways_lab.transport import versions
 from pathways_lab.transport.addresses import machine, private_folder, remove_folder
@@ -308,6 +308,20 @@ def machine_of_worker(islands: Islands, dask_worker: Any = None) -> tuple[str, s
     )
 
 
+def door_of_host(dask_worker: Any = None) -> tuple[str, str] | None:
+    """For ``Client.run``: the host of a worker, and where others reach it; None: it has none."""
+    plugin = dask_private.plugin_of(dask_worker, HostsPlugin.name)
+    process = None if plugin is None else plugin.process
+    if process is None or not process.data_address:
+        return None
+    return process.name, process.data_address
+
+
+async def closed_ways(doors: dict[str, str]) -> list[str]:
+    """For ``Client.run``: the hosts that this machine does not reach, each in a sentence."""
+    return [str(error) for error in await asyncio.to_thread(unreached_of, doors)]
+
+
 def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
     """For ``Client.run_on_scheduler``: trouble for what comes to the control plane.
 
@@ -335,6 +349,7 @@ class HostsPlugin(WorkerPlugin):
     devices_per_host, memory, platform, host_module, members, islands: see
         :func:`pathways_lab.runtime.cluster.attach.attach`; members are its hosts_per_island.
     failure: why it could not start the device process, or "" where it did; None: it is at it.
+    process: the device process, once it was started.
     """
 
     name = "pathways-hosts"
@@ -358,6 +373,7 @@ class HostsPlugin(WorkerPlugin):
         self.host_module = host_module
         self.members = members
         self.failure: str | None = None
+        self.process: DeviceProcess | None = None
         self._notice = ""
         self._ending = False
 
@@ -375,7 +391,6 @@ class HostsPlugin(WorkerPlugin):
         self.failure = ""
 
     async def _set_up(self, worker: Any) -> None:
-        self._process: DeviceProcess | None = None
         if FEEDS in dask_private.resources_of(worker):
             return
         self._folder = private_folder()
@@ -389,7 +404,7 @@ class HostsPlugin(WorkerPlugin):
         self._reports = DeathReports(configuration)
         self._reports.attach(worker)
         self._hear_notice(worker)
-        self._process = await asyncio.to_thread(
+        self.process = await asyncio.to_thread(
             DeviceProcess,
             {**configuration, REMOVE: [str(self._folder)]},
             self._folder,
@@ -397,22 +412,22 @@ class HostsPlugin(WorkerPlugin):
             self.host_module,
         )
         try:
-            await asyncio.to_thread(self._process.wait_ready)
+            await asyncio.to_thread(self.process.wait_ready)
         except BaseException:
             await self.teardown(worker)
             raise
 
     async def teardown(self, worker: Any) -> None:
         """The worker ends, and with it the device process, which ends what it has begun first."""
-        if self._process is None:
+        if self.process is None:
             return
         self._ending = True
         try:
             lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
-            why = self._notice
-            await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost, why=why)
+            why = self._notice and await asyncio.to_thread(_why_told, self._notice)
+            await asyncio.to_thread(self.process.retire, PATIENCE, lab_lost=lost, why=why)
         except RuntimeError:  # as above; the scheduler may be in this process, and waits for us
-            self._process.close()
+            self.process.close()
         remove_folder(self._folder)
 
     def _hear_notice(self, worker: Any) -> None:
@@ -501,6 +516,12 @@ def place_of_worker(worker: Any, islands: Islands = "machine") -> Place:
     """Host and island of a Dask worker; in its process."""
     resources = dask_private.resources_of(worker)
     return place_of(worker.name, resources, os.environ, socket.gethostname(), islands)
+
+
+def _why_told(notice: str) -> str:
+    """Why this worker was told to end: its scheduler of jobs knows, and it can only guess."""
+    number = job.number_of(os.environ)
+    return (number and slurm.explain(number)) or notice
 
 
 def _reach_control(address: str) -> None:

@@ -145,6 +145,7 @@ class DeviceProcess:
     folder: of its parent.  Each incarnation keeps its compiled functions there for the next one.
     environment: variables to set in addition to this process's own.
     first: the first one, if it was started already and waits for its configuration.
+    data_address: where others reach the present one; "" before it is ready.
     on_change: called in the watching thread.
     """
 
@@ -159,6 +160,7 @@ class DeviceProcess:
     ) -> None:
         self.name: str = configuration["name"]
         self.restarts = 0
+        self.data_address = ""
         compiled = folder / f"compiled-{self.name.replace('/', '-')}"
         self._configuration = {**configuration, "compiled": str(compiled)}
         self._folder = folder
@@ -276,7 +278,7 @@ class DeviceProcess:
                         remove_folder(self._private)
                         return
                 ended = self._child
-                ended.hear(_READY_SECONDS)
+                self.data_address = ended.hear(_READY_SECONDS).get("data_address", "")
                 self._settled.set()
                 self._on_change(Change("ready", ended.pid))
                 ended.wait()

@@ -23,6 +23,7 @@ import itertools
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from pathways_lab.runtime.fault_injection import Troubles
 from pathways_lab.runtime.host_messages import NOBODY
 from pathways_lab.runtime.islands.accelerator_groups import Assemblies, HostWaiting
 from pathways_lab.runtime.islands.coordination_client import Introductions
-from pathways_lab.runtime.processes import child_process
+from pathways_lab.runtime.processes import child_process, slurm
 from pathways_lab.transport import auth
 from pathways_lab.transport.codec import unpack_fields
 from pathways_lab.transport.edge import Malformed, parsed
@@ -52,7 +53,8 @@ from pathways_lab.transport.tls import server_context
 _WORD_SECONDS = 1.0
 """When a host's link closes, its worker soon says why; for so long it is waited for that."""
 _NOTE_SECONDS = 0.2
-"""A host whose worker Dask has removed may be about to say why it leaves; Dask does not know."""
+"""A host whose worker Dask has removed may be about to say why it leaves; Dask does not know.  One
+in a job has asked Slurm first, and may take as long as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class ControlPlane:
     idle, kept: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
     record: is given every event, with what the core answered.
     silence: seconds without a sign of a machine after which it counts as lost.
+    why_ended(job): why a job has ended, or "", after a moment.
     """
 
     def __init__(
@@ -91,8 +94,10 @@ class ControlPlane:
         wish: Wish = lambda do, host, worker, pid=0: None,
         record: LastEvents | None = None,
         silence: float = SILENCE,
+        why_ended: Callable[[str], str] = slurm.explain,
     ) -> None:
         self._keys = keys
+        self._why_ended = why_ended
         self._silence = silence
         self._observers = itertools.count(1)
         self._idle, self._kept = idle, kept
@@ -161,10 +166,11 @@ class ControlPlane:
     def _worker_leaves(self, worker: str, reason: str) -> None:
         for link in self.reactor.links:
             if isinstance(link.tag, HostSeen) and link.tag.worker == worker:
-                self.reactor.call_later(_NOTE_SECONDS, self._leaves, link, link.tag.name, reason)
+                note = _WORD_SECONDS if link.tag.job else _NOTE_SECONDS
+                self.reactor.call_later(note, self._leaves, link, link.tag.name, reason)
                 self.reactor.call_later(PATIENCE, link.close, reason)
         for host, link in self._closing.items():
-            if link.tag.worker == worker:
+            if link.tag.worker == worker and not link.tag.job:
                 self.rim.host_lost(host, reason, link)
         self.rim.worker_left(worker)
 
@@ -284,10 +290,17 @@ class ControlPlane:
             if link.tag.worker:
                 self._closing[link.tag.name] = link
                 self.reactor.call_later(_WORD_SECONDS, self._lost, link, reason)
+                if link.tag.job:
+                    threading.Thread(target=self._ask_why, args=(link,), daemon=True).start()
             else:
                 self.rim.host_lost(link.tag.name, reason, link)
         elif not any(other is not link and other.tag == link.tag for other in self.reactor.links):
             self.assemblies.lost(link.tag.name, reason)
+
+    def _ask_why(self, link: Link) -> None:
+        """A host whose whole job is gone has nobody else to say why."""
+        if why := self._why_ended(link.tag.job):
+            self.reactor.call_soon(self._lost, link, why)
 
     def _lost(self, link: Link, reason: str) -> None:
         """Its worker has said nothing: it may be gone with the whole machine."""

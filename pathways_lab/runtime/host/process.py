@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.runtime.cluster.device_supervisor import RETIRED
-from pathways_lab.runtime.processes import child_process, stacks
+from pathways_lab.runtime.processes import child_process, job, stacks
 from pathways_lab.runtime.processes.deaths import ENDS, FAILED
 from pathways_lab.runtime.processes.interpreter_settings import Settings
 
@@ -187,6 +187,7 @@ def main() -> None:
         bytes.fromhex(settings["key"]),
         worker_pid=settings["worker_pid"],
         worker=settings.get("worker", ""),
+        job=job.number_of(os.environ),
         assembled=isinstance(rim.runtime, JoinedPlatformRuntime),
     )
     child_process.report(ready=True, pid=os.getpid(), data_address=rim.data_address)

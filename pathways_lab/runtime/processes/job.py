@@ -16,6 +16,7 @@ Paper: section 4.1 (a resource manager below Dask owns the machines).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -25,6 +26,19 @@ NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "OAR_JOB_ID", "JOB_ID")
 """Variables with the number of a job: of Slurm, PBS, LSF, OAR, and Grid Engine."""
 ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING")
 """States of Slurm's jobs whose workers may come, or come again."""
+_WHY = {
+    "OUT_OF_MEMORY": (killed := "was killed by Slurm for want of memory: ask for more (memory=)"),
+    "OutOfMemory": killed,
+    "TIMEOUT": (late := "has reached its time limit"),
+    "TimeLimit": late,
+    "PREEMPTED": "was preempted",
+    "CANCELLED": "was cancelled",
+    "NODE_FAIL": (lost := "has lost its node"),
+    "NodeDown": lost,
+    "BOOT_FAIL": lost,
+}
+"""By states of Slurm's jobs, and by reasons for them."""
+_MEMORY = re.compile(r"^slurmstepd.*(exceeded memory limit|oom.kill)", re.MULTILINE | re.IGNORECASE)
 _PROCESSES = WORKER + DEVICE_PROCESS
 _LEAST = 32 * MIB
 
@@ -39,6 +53,16 @@ class State(NamedTuple):
     def ended(self) -> bool:
         return self.word not in ALIVE
 
+    def why_ended(self, number: str) -> str:
+        """Why the job of this number has ended, or ends, in a sentence; "" where nobody says so.
+
+        A job that still ends has another word, and the same reason.
+        """
+        for told in (self.word, self.reason):
+            if told in _WHY:
+                return f"its job {number} {_WHY[told]}"
+        return ""
+
     def __str__(self) -> str:
         word = self.word.lower().replace("_", " ")
         return word if self.reason == "None" else f"{word}, {self.reason}"
@@ -48,6 +72,14 @@ def states_of(told: str) -> dict[str, State]:
     """States of jobs by number, read from lines of Slurm: number, state and reason."""
     lines = (line.split(maxsplit=2) for line in told.splitlines())
     return {line[0]: State(line[1], line[2]) for line in lines if len(line) == 3}
+
+
+def why_killed(number: str, log: str) -> str:
+    """Why a job of this number was killed, as the end of its log says; "" where it does not.
+
+    Where Slurm itself measures memory, and not a control group, only the log says it.
+    """
+    return f"its job {number} {_WHY['OUT_OF_MEMORY']}" if _MEMORY.search(log) else ""
 
 
 def number_of(environment: Mapping[str, str]) -> str:
