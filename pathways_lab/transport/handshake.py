@@ -58,13 +58,19 @@ def tune(sock: socket.socket, silence: float = SILENCE) -> None:
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 
+def is_silence(error: Exception) -> bool:
+    """Whether a connection broke, or was not made, since nothing came from the other machine."""
+    silent = isinstance(error, OSError) and error.errno in _SILENT
+    return silent or isinstance(error, TimeoutError)
+
+
 def broken(who: str, error: OSError, seconds: float) -> str:
     """Why a connection broke, in words; never "closed" for one that only fell silent.
 
     seconds: since something came last.
     """
-    if error.errno in _SILENT:
-        return f"no word from {who} for {seconds:.0f} s ({error.strerror})"
+    if is_silence(error):
+        return f"no word from {who} for {seconds:.0f} s ({error.strerror or error})"
     if isinstance(error, ConnectionResetError):
         return f"{who} was killed, or its machine has started anew (it reset the connection)"
     return f"the connection to {who} broke: {error}"

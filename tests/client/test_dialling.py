@@ -6,12 +6,15 @@ import threading
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
 from pathways_lab.client.session.transfers import DataLinks
+from pathways_lab.core.errors import PathwaysError
 
 
 def test_a_host_that_does_not_answer_holds_up_nobody_who_asks_another_one() -> None:
     hosts = [{"name": name, "data_address": name} for name in ("mute", "good")]
-    connection = Mock(topology={"islands": [{"hosts": hosts}]})
+    connection = Mock(topology={"islands": [{"hosts": hosts}]}, silence=30.0)
     dialled, reached = threading.Event(), threading.Event()
     meanwhile: list[bool] = []
 
@@ -31,3 +34,25 @@ def test_a_host_that_does_not_answer_holds_up_nobody_who_asks_another_one() -> N
     thread.join()
     assert meanwhile == [True]
     assert links._link("good") is good
+
+
+def test_a_cut_is_waited_for_as_long_as_the_lab_bears_silence() -> None:
+    hosts = [{"name": "far", "data_address": "far"}]
+    connection = Mock(topology={"islands": [{"hosts": hosts}]}, silence=30.0)
+    link, tried = Mock(closed=None), []
+
+    def connect(address: str, key: Any, hello: Any, timeout: float, **_: Any) -> Any:
+        tried.append(timeout)
+        if len(tried) < 3:
+            raise TimeoutError("silence")
+        return link
+
+    connection.reactor.connect = connect
+    assert DataLinks(connection)._link("far") is link
+    assert tried == [5.0] * 3
+    connection.silence, tried[:] = -1.0, []
+    with pytest.raises(PathwaysError, match="host far cannot be reached: silence"):
+        DataLinks(connection)._link("far")
+    connection.silence, hosts[:] = 30.0, []
+    with pytest.raises(PathwaysError, match="it is not in the lab any more"):
+        DataLinks(connection)._link("far")

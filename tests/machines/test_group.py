@@ -49,6 +49,14 @@ for machine in "one", "sched":
     assert time.monotonic() - began < 30.0
 """
 
+CLOSED = """
+import sys, time, pathways_lab as pw
+sys.stderr, began = sys.stdout, time.monotonic()
+lab = pw.connect()
+print("connected within", time.monotonic() - began)
+lab.dask_client().close()
+"""
+
 SUM = """
 s = lab.slice(2, axes=("x",))
 total = pw.jit(lambda x: x.sum(), on=s, in_shardings=P("x"))
@@ -223,6 +231,8 @@ def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
     assert "west: the workers of the island are on several machines, and JAX sends" in said
     assert "sum 28.0" in said
     assert "2 devices, collectives in the clear>" in said
+    for machine, address in ("one", "10.77.0.2"), ("two", "10.77.0.3"):
+        assert re.search(rf"west/{machine} +{machine} \({re.escape(address)}\) .* JAX \d", said)
     told = group["note"].run(*status, **at)
     assert re.search(r"one +west/one +1 ", told)
     assert "a lab runs here" in told
@@ -231,10 +241,15 @@ def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
     with group["note"].python(NOBODY, env=environment) as client:
         refused, silent = client.communicate()[0].splitlines()
     assert "one (10.77.0.2) refuses connections at port 8786" in refused
-    for machine, address in ("one", "10.77.0.2"), ("two", "10.77.0.3"):
-        assert re.search(rf"west/{machine} +{machine} \({re.escape(address)}\) .* JAX \d", said)
     assert "nothing came back from sched (10.77.0.1) for 2 s: no machine has" in silent
     group.plug("sched")
+    by_name = {**environment, "PATHWAYS_LAB": "tls://sched:8786"}
+    with group["note"].python(CLOSED, env=by_name) as client:
+        told, took = client.communicate()[0].split("connected within ")
+    assert client.returncode == 0
+    assert "two does not reach west/one at 10.77.0.2, port" in told
+    assert "one does not reach west/two at 10.77.0.3, port" in told
+    assert float(took) < 15.0
     with group["note"].start(*doctor, **at) as process:
         told = process.communicate()[0]
     assert "west/one does not reach west/two: no answer from 10.77.0.3 for 2 s" in told

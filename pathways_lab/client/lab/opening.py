@@ -11,6 +11,7 @@ Paper: section 3 (users; virtual device sets).
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -258,7 +259,8 @@ def connect(
     except BaseException:
         lab.close()
         raise
-    lab._target = None if isinstance(target, str | Path) and "://" not in str(target) else target
+    given = os.environ.get(attach.VARIABLE) if target is None else target
+    lab._target = None if isinstance(given, str | Path) and "://" not in str(given) else given
     labs._labs.append(lab)
     return lab
 

@@ -80,8 +80,8 @@ class Connection:
 
     name: what the control plane calls this kernel: as it asked to be called, or
     a number.  number: in the high 32 bits of its ids.  owner: it may decide for all.
-    topology: islands with hosts
-    as the control plane last told.  policy: the one in force, as last told.
+    silence: seconds without a sign of a machine after which it counts as lost.
+    topology: islands with hosts, and policy: the one in force, as the control plane last told.
     given: by giver and name, what others have given this client and it has not taken.
     tag: of runs of which nothing else is said.
     kept: slices that were kept from an earlier connection of this name.
@@ -157,7 +157,8 @@ class Connection:
             self.close("it was not reached")
             raise
         peer = self.link.peer
-        self.link.bear(peer.get("silence", SILENCE))
+        self.silence = float(peer.get("silence", SILENCE))
+        self.link.bear(self.silence)
         self.name = str(peer["client"])
         self.data_key = bytes(peer["data_key"])
         self.owner = bool(peer.get("owner", False))

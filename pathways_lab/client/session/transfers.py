@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -38,8 +39,13 @@ from pathways_lab.runtime.arrays import as_bytes, element_of, index
 from pathways_lab.runtime.data_messages import distinct, upload_fields
 from pathways_lab.transport.auth import AuthenticationError
 from pathways_lab.transport.codec import pack, unpack
+from pathways_lab.transport.handshake import is_silence
 from pathways_lab.transport.link import Link, LinkClosed
 
+_ATTEMPT = 5.0
+"""Seconds for one attempt to connect; the operating system's own come seldom after a while."""
+_PAUSE = 0.1
+"""Seconds between two: where no way leads to a machine an attempt ends at once."""
 _ANYWHERE: Mapping[str, int] = {}
 
 
@@ -221,16 +227,23 @@ class DataLinks:
             link = self._links.get(host)
             if link is not None and link.closed is None:
                 return link
-            address = self.address(host)
-            connection = self._connection
+            link = self._links[host] = self._connect(host)
+            return link
+
+    def _connect(self, host: str) -> Link:
+        """A new link; a network that is cut is waited for as a link bears it that is there."""
+        connection, key = self._connection, self._connection.data_key
+        end = time.monotonic() + connection.silence
+        while True:
+            left, address = min(_ATTEMPT, end - time.monotonic()), self.address(host)
             try:
-                link = connection.reactor.connect(
-                    address, connection.data_key, self._hello, **self._options(host)
+                return connection.reactor.connect(
+                    address, key, self._hello, left, **self._options(host)
                 )
             except (OSError, AuthenticationError) as error:
-                raise PathwaysError(_unreachable(host, str(error))) from error
-            self._links[host] = link
-            return link
+                if not is_silence(error) or time.monotonic() >= end:
+                    raise PathwaysError(_unreachable(host, str(error))) from error
+                time.sleep(_PAUSE)
 
     @property
     def _hello(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Wishes
 from pathways_lab.runtime.cluster.membership import Islands, is_rule
 from pathways_lab.runtime.cluster.scheduler_probe import (
+    PORTS,
     Unreached,
     first_cause,
     knock,
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "PATHWAYS_LAB"
 """A Dask scheduler's address (credentials as in Dask's own configuration), or a lab file."""
+
+_NAMED = 8
+"""Closed ways that are told; a machine that is cut off closes two to each other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,12 +345,30 @@ def _attach(
             tell("the device processes are there")
             for told in out:
                 tell(f"left out: {told}")
+    if not local:
+        _tell_closed(client, tell)
     return ControlAddress(
         control["client_address"],
         bytes.fromhex(control["client_key"]),
         None if local else dask_private.pems_of(dask_private.security_of(client), "client"),
         dashboard=client.dashboard_link or "",
     )
+
+
+def _tell_closed(client: distributed.Client, tell: Tell) -> None:
+    """Say which hosts do not reach each other: later that would be an error of some transfer."""
+    from pathways_lab.runtime.cluster.dask_plugins import closed_ways, door_of_host
+
+    found = client.run(door_of_host, on_error="ignore")
+    doors = {worker: door for worker, door in found.items() if door is not None}
+    if not doors:
+        return
+    closed = client.run(closed_ways, dict(doors.values()), workers=list(doors), on_error="ignore")
+    told = sorted(way for ways in closed.values() for way in ways)
+    for way in told[:_NAMED]:
+        tell(f"{way}; {PORTS}")
+    if told[_NAMED:]:
+        tell(f"and {len(told) - _NAMED} more ways between hosts are closed")
 
 
 def _machines(
