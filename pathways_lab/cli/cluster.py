@@ -127,7 +127,9 @@ def work(address: str, island: str, devices: int | None, machine: str = "") -> i
     name = f"{island or machine}/{machine}"
     # In a job its devices are as many as Dask's threads, where nobody says how many.
     few = [] if devices is None else ["--nthreads", "1", "--resources", f"devices={devices}"]
-    command = _dask("worker", address, "--name", name, "--no-nanny", "--no-dashboard", *few)
+    # Its web server asks nobody who he is.
+    quiet = ["--no-nanny", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+    command = _dask("worker", address, "--name", name, *quiet, *few)
     ended = threading.Event()
     process: subprocess.Popen[str] | None = None
 

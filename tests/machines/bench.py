@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -81,9 +81,12 @@ def refusal() -> str:
 
 
 class Machine:
-    """One machine; *name* and *address* are known to all others of its network."""
+    """One machine; *name* and *address* are known to all others of its network.
 
-    def __init__(self, name: str, number: int, hosts: str, shared: Path) -> None:
+    clock: seconds by which its monotonic clock is ahead.
+    """
+
+    def __init__(self, name: str, number: int, hosts: str, shared: Path, clock: int = 0) -> None:
         self.name, self.address = name, f"10.77.0.{number}"
         kept = {ROOT, Path(sys.prefix), Path(sys.base_prefix), shared}
         outer = [path for path in kept if not any(other in path.parents for other in kept)]
@@ -98,8 +101,10 @@ class Machine:
             "BOOT": str(uuid.uuid4()),
             "KEPT": " ".join(map(str, outer)),
         }
+        ahead = ["--time", f"--monotonic={clock}"] if clock else []
+        self._inside = [*INSIDE, "--time"] if clock else INSIDE
         self._first = subprocess.Popen(
-            ["unshare", *ALONE, "sh", "-c", PREPARE, "sh", sys.executable, "-c", FIRST],
+            ["unshare", *ALONE, *ahead, "sh", "-c", PREPARE, "sh", sys.executable, "-c", FIRST],
             env={**self.environment, **prepare},
             stdout=subprocess.PIPE,
         )
@@ -113,7 +118,7 @@ class Machine:
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **options}
         environment = {**self.environment, **options.pop("env", {})}
         return subprocess.Popen(
-            ["nsenter", "-t", str(self.pid), *INSIDE, *HOME, *command],
+            ["nsenter", "-t", str(self.pid), *self._inside, *HOME, *command],
             env=environment,
             text=True,
             **options,
@@ -151,7 +156,7 @@ class Machines:
     """Machines of these names on one network; ``machines["west"]`` is one.
 
     delay: seconds one way.  loss: a share of the frames.  rate: bytes/s out of each; 0: any.
-    shared: a folder that all of them see.
+    shared: a folder that all of them see.  clocks: seconds by which those of some are ahead.
     """
 
     def __init__(
@@ -161,6 +166,7 @@ class Machines:
         delay: float = 0.0,
         loss: float = 0.0,
         rate: float = 0.0,
+        clocks: Mapping[str, int] = {},
     ) -> None:
         self.shared = shared
         self._numbers = {name: number for number, name in enumerate(names, 1)}
@@ -175,7 +181,7 @@ class Machines:
             )
             for name, number in self._numbers.items():
                 others = "".join(line for other, line in hosts.items() if other != name)
-                self._all[name] = Machine(name, number, others, shared)
+                self._all[name] = Machine(name, number, others, shared, clocks.get(name, 0))
                 self._connect(number, self._all[name])
             undo.pop_all()
 
@@ -198,6 +204,11 @@ class Machines:
         """A firewall swallows what asks the machine for a connection at another port."""
         self._order("wall", self._numbers[name], port)
 
+    def sniff(self, *texts: str) -> dict[str, int]:
+        """Count frames with these texts from now on; the counts of those that were looked for."""
+        counts: dict[str, int] = self._order("sniff", *texts)
+        return counts
+
     def kill(self, name: str) -> None:
         """See :meth:`Machine.kill`."""
         self._all[name].kill()
@@ -212,14 +223,14 @@ class Machines:
         self._switch.wait()
         self._switch.stdout.close()
 
-    def _order(self, *order: Any) -> None:
+    def _order(self, *order: Any) -> Any:
         into: IO[bytes] | None = self._switch.stdin
         answers = self._switch.stdout
         assert into
         assert answers
         into.write(json.dumps(order).encode() + b"\n")
         into.flush()
-        assert answers.readline() == b"done\n"
+        return json.loads(answers.readline())
 
     def _connect(self, number: int, machine: Machine) -> None:
         self._order("add", number)

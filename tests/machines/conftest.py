@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
         pytest.skip(reason)
     with ExitStack() as made:
 
-        def make(names: Sequence[str], **network: float) -> bench.Machines:
+        def make(names: Sequence[str], **network: Any) -> bench.Machines:
             shared: Path = tmp_path_factory.mktemp("shared")
             group = bench.Machines(names, shared, **network)
             made.callback(group.close)

@@ -5,7 +5,7 @@ machines that leaves both connected with a third is no setting of a bridge.
 
 How: every machine has a TAP device, whose other end is a file here.  Frames go by the last
 byte of their target's address, after the delay, at the rate of the sender's link, if luck
-lets them.  Orders come over standard input, one JSON list a line, each answered by a line;
+lets them.  Orders come over standard input, one JSON list a line, each answered by one in JSON;
 its end ends the switch.
 
 Rule for maintainers: the standard library only, since this is a program of its own.
@@ -22,6 +22,7 @@ import select
 import struct
 import sys
 import time
+from typing import Any
 
 TUNSETIFF, TAP, BARE = 0x400454CA, 0x0002, 0x1000
 LONGEST = 65536
@@ -61,13 +62,14 @@ class Switch:
         self._apart: set[frozenset[int]] = set()
         self._unplugged: set[int] = set()
         self._walls: dict[int, int] = {}
+        self._sniffed: dict[str, int] = {}
         self._under_way: list[tuple[float, int, int, bytes]] = []
         self._count = 0
         self._luck = random.Random(1)
         self._epoll = select.epoll()
 
-    def obey(self, order: str, *numbers: int) -> None:
-        """One order; machines are numbers from 1."""
+    def obey(self, order: str, *numbers: Any) -> object:
+        """One order, and what it asks for; machines are numbers from 1."""
         if order == "add":
             (number,) = numbers
             self._ends[number] = tap(f"pw{os.getpid()}.{number}")
@@ -82,6 +84,10 @@ class Switch:
         elif order == "wall":
             machine, port = numbers
             self._walls[machine] = port
+        elif order == "sniff":
+            found, self._sniffed = self._sniffed, dict.fromkeys(numbers, 0)
+            return found
+        return None
 
     def run(self) -> None:
         """Until standard input ends."""
@@ -99,8 +105,7 @@ class Switch:
                 orders += data
                 *lines, orders = orders.split(b"\n")
                 for line in lines:
-                    self.obey(*json.loads(line))
-                    print("done", flush=True)
+                    print(json.dumps(self.obey(*json.loads(line))), flush=True)
             now = time.monotonic()
             while self._under_way and self._under_way[0][0] <= now:
                 self._deliver(*heapq.heappop(self._under_way)[2:])
@@ -111,6 +116,8 @@ class Switch:
                 frame = os.read(self._ends[source], LONGEST)
             except OSError:  # nothing more, or the machine is gone
                 return
+            for pattern in self._sniffed:
+                self._sniffed[pattern] += pattern.encode() in frame
             targets = [frame[5]] if frame[5] in self._ends else [*self._ends]
             for target in targets:
                 walled = target in self._walls and opens(frame, self._walls[target])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -22,6 +23,9 @@ except TimeoutError:
     print("silence")
 """
 """Nobody listens there, so the machine itself refuses."""
+
+
+TIME = f"{sys.executable} -c 'import time; print(time.monotonic())'"
 
 
 def reach(one: Machine, other: Machine, seconds: float) -> str:
@@ -61,6 +65,12 @@ def test_a_network_has_a_delay(machines: Make) -> None:
     began = time.monotonic()
     assert reach(far["east"], far["west"], 60) == "reached"
     assert time.monotonic() - began >= 0.4
+
+
+def test_a_machine_has_a_clock_of_its_own(machines: Make) -> None:
+    ahead = machines(("here", "late"), clocks={"late": 5000})
+    here, late = (float(ahead[name].run("sh", "-c", TIME)) for name in ("here", "late"))
+    assert 4990 < late - here < 5060
 
 
 def test_nothing_of_a_killed_machine_stays(machines: Make) -> None:
