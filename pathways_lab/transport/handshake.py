@@ -183,7 +183,7 @@ def meet(
             patience()
             decoder.advance(_some(sock.recv_into(decoder.space())), messages)
         _check_hello(messages[0])
-        apart = clock_sync.difference(messages[0].fields, sent, time.monotonic())
+        apart = clock_sync.Difference.of_hello(messages[0].fields, sent, time.monotonic())
         return sock, decoder, messages, apart
     except TimeoutError:
         sock.close()

@@ -22,6 +22,7 @@ Paper: section 4.5.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import ssl
@@ -32,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pathways_lab.transport.clock_sync import Beat, Difference
 from pathways_lab.transport.deferred_signals import HeldBack
 from pathways_lab.transport.forks import leave_at_fork
 from pathways_lab.transport.framing import Decoder, Letter, Message, WireError, bytes_of, encode
@@ -58,6 +60,10 @@ _RETURN = "\0return"
 """The same: parts of the arena that are not used any more."""
 _COUNT = "\0count"
 """The same: how many messages were sent before this one."""
+_ASK = "\0ask"
+"""The same: is anybody there, and what does the clock say; asked at this time."""
+_TELL = "\0tell"
+"""The answer: that time, and the clock."""
 _READ_BUDGET = 4 << 20
 """Bytes read from one link before the others get their turn."""
 
@@ -105,9 +111,7 @@ class Link:
     peer: the hello of the other end.
     tag: whatever the owner of the reactor wants to remember with the link.
     holder: whose key the connecting end has proved; on the accepting end.
-    clock_offset: seconds to add to this process's monotonic clock to get the
-        clock of the end that was connected to; 0.0 on the accepting end.
-    clock_error: how far off that may be (seconds).
+    clock: on the connecting end, between this process's monotonic clock and the other one.
     sent_messages, received_messages: counters.
     heard: when something came last, on the monotonic clock.
     """
@@ -126,7 +130,8 @@ class Link:
         self.peer = peer
         self.tag = tag
         self.holder = 0
-        self.clock_offset = self.clock_error = 0.0
+        self.clock = Difference()
+        self._beat: tuple[Beat, Callable[[float], object]] | None = None
         self.sent_messages = self.received_messages = 0
         self._owner = owner
         self._sock = sock
@@ -181,6 +186,15 @@ class Link:
         """It breaks when the other end's machine gives no sign for so many seconds."""
         with contextlib.suppress(OSError):  # it is closed
             tune(self._sock, silence)
+
+    def beat(self, tell: Callable[[float], object]) -> None:
+        """Ask every second whether the other end is there, and for its clock, on another machine.
+
+        tell(seconds): called in the reactor's thread, once when it has said nothing for so long,
+        and with 0.0 when it answers again.
+        """
+        if self._at:
+            self._beat = Beat(time.monotonic()), tell
 
     @property
     def pending(self) -> int:
@@ -291,6 +305,19 @@ class Link:
             self._queue.append(frame)
             self._counted = self.sent_messages + len(self._queue)
             self._owner.wants_write(self)
+
+    def sweep(self, now: float) -> None:
+        """Now and then, in the reactor's thread."""
+        self.give_back()
+        self.count()
+        if self._beat is None or self._closed is not None:
+            return
+        beat, tell = self._beat
+        with contextlib.suppress(LinkClosed):
+            if beat.due(now):
+                self.send(_ASK, {"asked": now})
+        if (seconds := beat.silent(self.heard, now)) is not None:
+            tell(seconds)
 
     def give_back(self) -> None:
         """Tell the other end which parts of its arena are not used here any more."""
@@ -456,11 +483,21 @@ class Link:
                 self.send(_TAKEN, {"taken": taken})
         elif message.op == _TAKEN and self._lender is not None:
             self._lender.answered(message.fields.get("taken"))
+        elif message.op in (_ASK, _TELL):
+            self._answer(message)
         elif message.op == _COUNT and message.fields.get("sent") != self._came:
             raise LinkClosed(
                 f"messages of {self.name} were lost or repeated on the way:"
                 f" {message.fields.get('sent')} were sent, {self._came} came"
             )
+
+    def _answer(self, message: Message) -> None:
+        asked = _moment(message.fields.get("asked"))
+        if message.op == _TELL:
+            self.clock.learn(asked, _moment(message.fields.get("clock")), time.monotonic())
+            return
+        with contextlib.suppress(LinkClosed):
+            self.send(_TELL, {"asked": asked, "clock": time.monotonic()})
 
     def leave_to_parent(self) -> None:
         """This process is a fork: no byte more may come from it, and the other end not wait."""
@@ -480,6 +517,12 @@ class Link:
             self._lender = None
         if self._borrower is not None:
             self._borrower.close()
+
+
+def _moment(value: object) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
+    raise WireError(f"a malformed pulse: {value!r:.40} is no time")
 
 
 def _machine_of(sock: socket.socket, peer: dict[str, Any]) -> str:

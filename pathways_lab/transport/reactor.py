@@ -200,7 +200,7 @@ class Reactor:
         bulk: large buffers go through shared memory where both ends say so and can.
         name: what to call the other end (default: the name in its hello).
         holder: whose key it is, at doors of many (:mod:`pathways_lab.transport.auth`).
-        ``link.peer`` is its hello, ``link.clock_offset`` the difference of clocks.
+        ``link.peer`` is its hello, ``link.clock`` the difference of clocks.
         Raises Refused, AuthenticationError, WireError, TimeoutError, OSError.
         """
         if self.is_current():
@@ -222,7 +222,7 @@ class Reactor:
                     raise
         peer = messages[0].fields
         link = Link(self, sock, name or str(peer.get("name", address)), peer, decoder, tag)
-        link.clock_offset, link.clock_error = apart
+        link.clock = apart
         if bulk and peer.get(_BULK) is True:
             link.share(connected=True)
         link.begin(came=1)
@@ -426,8 +426,7 @@ class Reactor:
             for link in tuple(self._links):
                 if link.backlog:
                     self._watch(link)
-                link.give_back()
-                link.count()
+                link.sweep(now)
             tidy()
 
     def _patience(self) -> float:

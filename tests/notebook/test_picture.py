@@ -217,13 +217,16 @@ def test_a_long_run_says_how_long_it_takes_also_when_what_was_is_cleared() -> No
 
 
 def test_the_error_of_clocks_is_stated_also_when_hosts_came_long_ago() -> None:
-    records = [Sample("clock", 0.0, 0.0004, "island0", "island0/host0"), *training(1)]
+    errors = {"a/0": 0.004, "a/1": 0.0, "b/0": 0.0007, "b/1": 0.0002, "b/2": 0.001}
+    first = [Sample("clock", 0.0, 0.0004, "a", "a/0")]
+    later = [Sample("clock", 0.1, error, host[0], host) for host, error in errors.items()]
+    records = [*first, *later, *training(1)]
     clock = Clock()
     log = Timeline(clock=clock)
     log.extend(records)
     clock.now = 60.0
     notes = Picture(log, Wanted()).look(60.0)[1].notes
-    assert notes == ("stamps of hosts may be off by 400 µs",)
+    assert notes == ("clocks: a/0 ± 4 ms, b/2 ± 1 ms, b/0 ± 700 µs, and 1 by less",)
 
 
 def told_late(late: float) -> dict[int, list[Any]]:

@@ -36,6 +36,7 @@ from pathways_lab.runtime.data_messages import DATA, Part, upload_fields
 from pathways_lab.runtime.devices import CpuRuntime
 from pathways_lab.runtime.host.driver import HostRim
 from pathways_lab.transport.auth import ticket_of
+from pathways_lab.transport.clock_sync import Difference
 from pathways_lab.transport.codec import pack, pack_fields
 from pathways_lab.transport.framing import Decoder, Limits, WireError, encode
 from pathways_lab.transport.handshake import Refused
@@ -59,7 +60,7 @@ class Link:
         self.holder, self.tag = holder, tag
         self.name, self.peer = f"{role} {holder}", {"role": role}
         self.closed: str | None = None
-        self.clock_offset = 0.0
+        self.clock = Difference()
         self.said: list[tuple[str, dict[str, Any], list[bytes]]] = []
 
     def send(self, op: str, fields: dict[str, Any], buffers: Sequence[Any] = ()) -> int:

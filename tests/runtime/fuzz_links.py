@@ -47,6 +47,8 @@ def heads() -> list[Head]:
         link._OFFER: {"size": SPAN},
         link._TAKEN: {"taken": True},
         link._COUNT: {"sent": 0},
+        link._ASK: {"asked": 1.0},
+        link._TELL: {"asked": 1.0, "clock": 2.0},
     }
     return [
         ["put", {"a": 1, "b": [1, "x", None]}, []],

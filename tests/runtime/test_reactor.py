@@ -117,7 +117,7 @@ def test_hellos_names_and_replies(ends: Callable[..., End], where: str) -> None:
     address = server.reactor.listen(where, KEY, greet)
     link = client.reactor.connect(address, KEY, {"name": "kernel", "pid": 7})
     assert (link.name, link.peer["you"]) == ("control", 7)
-    assert link.clock_offset == 0.0  # one machine, one clock
+    assert link.clock.one  # one machine, one clock
     until(lambda: server.opened)
     assert server.opened[0].name == "kernel-1"
     server.on_message = lambda link, op: link.send("pong") and None

@@ -159,7 +159,7 @@ class Fault:
         self._lasts_until = self._now() + lasts
 
     def _now(self) -> float:
-        return time.monotonic() + self._lab.session.connection.link.clock_offset
+        return time.monotonic() + self._lab.session.connection.link.clock.offset
 
     def _keep(self) -> _Before:
         """The parts that must be the same afterwards."""

@@ -93,8 +93,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         for binding in connection.kept:
             connection.following.follow(on := Slice(binding, self))
             self.slices.append(on)
-        offset = connection.link.clock_offset
-        self.timeline = Timeline(clock=lambda: time.monotonic() + offset)
+        apart = connection.link.clock
+        self.timeline = Timeline(clock=lambda: time.monotonic() + apart.offset)
         self.timeline.written = Entries()
         connection.on_records = self._remember
         connection.on_closed = self._left_alone

@@ -72,6 +72,7 @@ class Session:
         self._splitting = threading.RLock()
         connection.on_output = self._printed
         connection.on_tick = self._take_thinned_apart
+        connection.link.beat(self._silent)
 
     # --- runs -------------------------------------------------------------------------
 
@@ -372,6 +373,12 @@ class Session:
     def print_later(self, source: str, text: str) -> None:
         """Have text printed by whoever waits next, with its source before every line."""
         self._printed({"host": source, "device": None, "text": text})
+
+    def _silent(self, seconds: float) -> None:
+        """The control plane has said nothing for so long, or, with 0.0, answers again."""
+        who = self.connection.link.who
+        text = f"no word from {who} for {seconds:.1f} s" if seconds else f"{who} answers again"
+        self.print_later("watchdog", text)
 
     def _unshown(self) -> bool:
         return bool(self.outputs)

@@ -16,6 +16,7 @@ from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Machine
 from pathways_lab.timeline.packed import Packed, Row
 from pathways_lab.timeline.records import Event, Record
+from pathways_lab.transport.clock_sync import Difference
 
 CAPACITY = 60_000
 """Records that are kept: some tens of MB."""
@@ -33,10 +34,10 @@ class Watch:
         self.clients: dict[str, None] = {}
         self.machine = Machine()
         self._version = 0
-        self._offset = 0.0
-        self.timeline = Timeline(CAPACITY, clock=lambda: time.monotonic() + self._offset)
+        self._apart = Difference()
+        self.timeline = Timeline(CAPACITY, clock=lambda: time.monotonic() + self._apart.offset)
         self._observer = Observer(control, self.timeline.extend_later, self._end)
-        self._offset = self._observer.offset
+        self._apart = self._observer.clock
 
     def look(self) -> None:
         """Fold what is new."""

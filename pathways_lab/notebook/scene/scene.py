@@ -144,7 +144,7 @@ class Scene:
         self.longest: dict[tuple[str, str], float] = {}
         self.ended: dict[int, str] = {}
         self.dropped = 0
-        self.apart = 0.0
+        self.clocks: dict[str, float] = {}
         self.first, self.last = float("inf"), float("-inf")
         self.earlier: float | None = None
         """Seconds between the newest gang that is too old to be shown and the picture's start."""
@@ -354,7 +354,7 @@ class Scene:
         if sample.name == "dropped":
             self.lose(int(sample.value))
         elif sample.name == "clock":
-            self.apart = max(self.apart, sample.value)
+            self.clocks[sample.host] = sample.value
         elif sample.name == "memory":
             lane = Lane(sample.island, sample.host, int(sample.args.get("device", 0)))
             before, self.memory[lane] = self.memory.get(lane, 0.0), sample.value

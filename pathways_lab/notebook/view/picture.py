@@ -63,6 +63,9 @@ AGAIN = 20_000
 BEHIND = 0.5
 """Seconds of lag that are not told."""
 
+CLOCKS = 3
+"""Hosts whose clocks are named, the worst ones."""
+
 OUTCOMES = ("failed", "cancelled", "finished")
 """How a run may end, worst first."""
 
@@ -229,8 +232,13 @@ class Picture:
             out.append("emulated devices")
         if scene.machine.simulated:
             out.append("simulated: nothing of this was computed")
-        if scene.apart:
-            out.append(f"stamps of hosts may be off by {duration(scene.apart)}")
+        lost = {host.name for host in scene.machine.hosts.values() if host.lost}
+        apart = {host: e for host, e in scene.clocks.items() if e and host not in lost}
+        if apart:
+            worst = sorted(apart, key=apart.__getitem__, reverse=True)[:CLOCKS]
+            told = ", ".join(f"{host} ± {duration(apart[host])}" for host in worst)
+            more = len(apart) - len(worst)
+            out.append(f"clocks: {told}" + (f", and {more} by less" if more else ""))
         if scene.dropped:
             out.append(f"{scene.dropped:,} records dropped")
         return tuple(out)

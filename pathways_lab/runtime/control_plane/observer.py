@@ -34,7 +34,7 @@ class Observer:
     remember: called in a thread of its own; first with the islands, hosts, slices
         and clients that are there, as records.
     ended: called with the reason, in that thread.
-    offset: seconds to add to this process's monotonic clock to have the records'.
+    clock: the difference between this process's monotonic clock and the records'.
 
     Raises what :meth:`Reactor.connect` raises.
     """
@@ -57,7 +57,8 @@ class Observer:
         except BaseException:
             self._reactor.close()
             raise
-        self.offset = link.clock_offset
+        self.clock = link.clock
+        link.beat(lambda _: None)
         self._reactor.call_soon(self._introduce, link)
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ class Observer:
         """The state before the oldest record comes first."""
         if not self._introduced:
             self._introduced = True
-            known = _records(link.peer["topology"], time.monotonic() + link.clock_offset)
+            known = _records(link.peer["topology"], time.monotonic() + link.clock.offset)
             self._remember(len(known), lambda: known)
 
     def _message(

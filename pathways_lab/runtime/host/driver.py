@@ -19,6 +19,7 @@ Paper: section 4.5.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import traceback
@@ -68,6 +69,10 @@ _HAND_OVER_SECONDS = 5.0
 """How long a host that leaves waits for clients to take what they asked for."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
+_CLOCK_SECONDS = 5.0
+"""Between two looks at the bound of this host's clock."""
+_CHANGED = 1.25
+"""A bound of so many times the last one, or one part of so many, is recorded."""
 _HEADER = 4 << 20
 """Bytes of the fields of one message at the data door: decoded, they take some fifty times that."""
 
@@ -172,13 +177,21 @@ class HostRim:
         )
         self._peers.silence = self._control.peer.get("silence", SILENCE)
         self._control.bear(self._peers.silence)
-        self.reports.record(
-            Sample("clock", self._clock(), self._control.clock_error, self.island, self.name)
-        )
+        self._control.beat(lambda _: None)
+        self._tell_clock(self._control, told=math.inf)
+
+    def _tell_clock(self, control: Link, told: float) -> None:
+        """Record how far off this host's times may be, when that has changed a lot."""
+        error = control.clock.error(time.monotonic())
+        if not told / _CHANGED <= error <= told * _CHANGED:
+            told = error
+            self.reports.record(Sample("clock", self._clock(), error, self.island, self.name))
+        if not control.clock.one:
+            self.reactor.call_later(_CLOCK_SECONDS, self._tell_clock, control, told)
 
     def _offset(self) -> float:
         """Seconds to add to this process's clock to get the control plane's."""
-        return self._control.clock_offset if self._control is not None else 0.0
+        return self._control.clock.offset if self._control is not None else 0.0
 
     def _clock(self) -> float:
         """The control plane's clock."""
