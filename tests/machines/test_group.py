@@ -133,6 +133,51 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
             assert "and this client 0.1" in said
 
 
+APART = """
+pids = {host.name: host.pid for host in lab.islands[0].hosts}
+mine = [pw.jit(lambda x: x + 1, on=lab.slice(1))(np.arange(4.0)) for _ in pids]
+assert {handle.slice.hosts[0] for handle in mine} == set(pids)
+say("cut")
+input()
+began = time.monotonic()
+try: np.asarray(total(np.arange(8.0)))
+except pw.PathwaysError as error: say("lost", time.monotonic() - began, error.failure.message)
+input()
+say("same", pids == {host.name: host.pid for host in lab.islands[0].hosts})
+say("kept", *(handle.result().sum() for handle in mine))
+s.rebind()
+say("again", np.asarray(total(np.arange(8.0))))
+"""
+
+
+def test_hosts_that_do_not_reach_each_other_cost_their_gangs_and_no_process(
+    machines: Make,
+) -> None:
+    with group_of(machines(("sched", "one", "two", "note")), "--host", "10.77.0.1") as group:
+        for machine in ("one", "two"):
+            group.worker(machine, "--devices", "1")
+        source = CONNECT.replace("WORKERS", "2").replace("es=True", "es=True, silence=3")
+        with group.client("note", source + SUM + APART) as client:
+            assert client.stdin
+            assert client.stdout
+            said = iter(client.stdout.readline, "")
+            told = [*itertools.takewhile(lambda line: line != "cut\n", said)]
+            assert "sum 28.0\n" in told
+            group.machines.cut("one", "two")
+            client.stdin.write("\n")
+            client.stdin.flush()
+            lost = next(line for line in said if line.startswith("lost"))
+            why = (
+                r"its hosts do not reach each other: no word from west/(one|two) \(10\.77\.0\.\d\)"
+            )
+            assert re.search(why, lost), lost
+            assert float(lost.split()[1]) < 25
+            group.machines.plug("one")
+            client.stdin.write("\n")
+            client.stdin.flush()
+            assert [*said] == ["same True\n", "kept 10.0 10.0\n", "again 28.0\n"]
+
+
 SILENT = """
 def ends(call):
     began = time.monotonic()

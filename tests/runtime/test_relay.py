@@ -119,6 +119,31 @@ def pair(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has this setting")
+def test_only_the_connections_of_a_listener_end_with_a_silent_machine() -> None:
+    near, far = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    meant, spared = pair(near), pair(far)
+    disconnect.bear({near.getsockname()}, 7.0)
+    limits = [
+        [sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for sock in ends]
+        for ends in (meant, spared)
+    ]
+    assert limits == [[7000, 7000], [0, 0]]
+    assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+    for sock in (*meant, *spared, near, far):
+        sock.close()
+
+
+def test_a_silent_host_is_named_where_its_address_is_known() -> None:
+    read = "f failed: Gloo all-reduce failed: [tcp/pair.cc:538] Read error [10.0.0.3]:7: Connection"
+    hosts = {"10.0.0.3": "west/two"}
+    told = disconnect.reason(f"{read} timed out", hosts)
+    assert told.endswith("no word from west/two (10.0.0.3), Connection timed out")
+    for message, known in ((f"{read} timed out", {}), (f"{read} reset by peer", hosts)):
+        told = disconnect.reason(message, known)
+        assert told == f"the connections between its hosts broke: {message}"
+
+
 def test_only_the_connections_of_a_listener_are_severed() -> None:
     before = disconnect.listeners()
     doomed = socket.create_server(("127.0.0.1", 0))

@@ -69,8 +69,8 @@ _HAND_OVER_SECONDS = 5.0
 """How long a host that leaves waits for clients to take what they asked for."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
-_CLOCK_SECONDS = 5.0
-"""Between two looks at the bound of this host's clock."""
+_LOOK_SECONDS = 5.0
+"""Between two looks at the bound of this host's clock, and at the connections of collectives."""
 _CHANGED = 1.25
 """A bound of so many times the last one, or one part of so many, is recorded."""
 _HEADER = 4 << 20
@@ -179,6 +179,12 @@ class HostRim:
         self._control.bear(self._peers.silence)
         self._control.beat(lambda _: None)
         self._tell_clock(self._control, told=math.inf)
+        self._bear_silence()
+
+    def _bear_silence(self) -> None:
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            self.runtime.bear(self._peers.silence)
+            self.reactor.call_later(_LOOK_SECONDS, self._bear_silence)
 
     def _tell_clock(self, control: Link, told: float) -> None:
         """Record how far off this host's times may be, when that has changed a lot."""
@@ -187,7 +193,7 @@ class HostRim:
             told = error
             self.reports.record(Sample("clock", self._clock(), error, self.island, self.name))
         if not control.clock.one:
-            self.reactor.call_later(_CLOCK_SECONDS, self._tell_clock, control, told)
+            self.reactor.call_later(_LOOK_SECONDS, self._tell_clock, control, told)
 
     def _offset(self) -> float:
         """Seconds to add to this process's clock to get the control plane's."""

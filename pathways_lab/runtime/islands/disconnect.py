@@ -4,7 +4,8 @@ Problem: a collective whose partner died, hangs or entered another collective
 waits in native code until its timeout, which is long because it bounds the
 skew between healthy hosts.  Nothing in JAX ends such a wait.  But it waits for
 sockets of this very process, and when these are shut down the wait ends at
-once with an ordinary error.
+once with an ordinary error.  A partner whose machine cannot be reached any more is the same, but
+for the connections, which only the operating system can find broken: it is told to look.
 
 How: a communicator listens on one port, known when it is made; a connection
 belongs to it if its own port is that one, or its far end is the one of a
@@ -18,9 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
+from pathways_lab.transport.handshake import tune
+
+_SILENT = re.compile(
+    r"\[([\da-f.:]+)\]:\d+: (Connection timed out|No route to host|Network is unreachable)"
+)
 Endpoint = tuple[str, int]
 """Numeric address and port."""
 
@@ -39,6 +46,29 @@ def sever(endpoints: Collection[Endpoint]) -> int:
                 sock.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
+
+
+def bear(endpoints: Collection[Endpoint], silence: float) -> None:
+    """Let connections from and to these listeners break when a machine is silent for so long.
+
+    By itself the operating system gives one up after a quarter of an hour, or never.
+    """
+    for sock, own, peer, accepts in _sockets():
+        if not accepts and (own in endpoints or peer in endpoints):
+            with contextlib.suppress(OSError):
+                tune(sock, silence)
+
+
+def reason(message: str, hosts: Mapping[str, str]) -> str:
+    """Why the connections of a group of hosts broke, of the *message* of a collective, in words.
+
+    hosts: by their addresses.
+    """
+    found = _SILENT.search(message)
+    if found is None or found[1] not in hosts:
+        return f"the connections between its hosts broke: {message}"
+    silent = f"{hosts[found[1]]} ({found[1]})"
+    return f"its hosts do not reach each other: no word from {silent}, {found[2]}"
 
 
 def _sockets() -> Iterator[tuple[socket.socket, Endpoint, Endpoint | None, bool]]:

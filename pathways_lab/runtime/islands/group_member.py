@@ -50,6 +50,7 @@ class Joint:
     address: of the coordination service.
     folder: private, for a socket.
     interface: the address of this machine under which the other hosts reach it.
+    addresses: of the hosts, and which one is there; known when they have joined.
 
     Made without waiting; :meth:`join` does the work.
     """
@@ -65,6 +66,7 @@ class Joint:
         self.formation = formation
         self.host = host
         self.rank = formation.rank(host)
+        self.addresses: dict[str, str] = {}
         self._interface = interface
         self._relay = Relay(address, folder, self._orphan)
         self._lock = threading.Lock()
@@ -166,6 +168,7 @@ class Joint:
             told = agent.blocking_key_value_get(f"lab/{rank}", _INTRODUCTION_SECONDS * 1000)
             for port, _, at in (entry.partition("@") for entry in told.split()):
                 self._endpoints.add((at, int(port)))
+                self.addresses[at] = formation.parts[rank][0]
         devices: dict[tuple[str, int], Any] = {}
         for rank, (host, locals_) in enumerate(formation.parts):
             theirs = [d for d in client.devices() if d.process_index == rank]
@@ -191,6 +194,10 @@ class Joint:
     def sever(self) -> int:
         """End collectives in flight, with errors; how many connections there were."""
         return disconnect.sever(self._endpoints)
+
+    def bear(self, silence: float) -> None:
+        """Collectives end, with errors, when a host's machine is silent for so many seconds."""
+        disconnect.bear(self._endpoints, silence)
 
     def end(self, reason: str) -> None:
         """Leave, from any thread; takes milliseconds.  Again is fine, the first reason counts.

@@ -33,6 +33,7 @@ from pathways_lab.runtime.devices import (
     PlatformRuntime,
     footprint_of,
 )
+from pathways_lab.runtime.islands import disconnect
 from pathways_lab.runtime.islands.coordination_relay import Relay
 from pathways_lab.runtime.islands.group_member import MEET_MILLISECONDS, Joint, forget_clients
 from pathways_lab.runtime.islands.process_group import Formation, why_hosts_stay_apart
@@ -124,6 +125,13 @@ class SpanningCpuRuntime(CpuRuntime):
             self._changed.notify_all()
         return joint
 
+    def bear(self, silence: float) -> None:
+        """Now and then: connections are made with the first computation of some devices."""
+        with self._changed:
+            joints = tuple(self._joints.values())
+        for joint in joints:
+            joint.bear(silence)
+
     # --- what the host asks; may wait -------------------------------------------------
 
     def open(self, binding: SliceBinding) -> Place:
@@ -206,9 +214,11 @@ class SpanningCpuRuntime(CpuRuntime):
             def known() -> bool:
                 return number in self._over or self._spans.get(binding.slice) != number
 
+            joint = self._joints.get(number)
+            addresses = {} if joint is None else joint.addresses
             told = self._changed.wait_for(known, _NEWS_SECONDS)
         if not told:
-            broken(number, f"the connections between its hosts broke: {failure.message}")
+            broken(number, disconnect.reason(failure.message, addresses))
         with self._changed:
             self._changed.wait_for(known, _NEWS_SECONDS)
             why = self._over.get(number)
