@@ -172,6 +172,7 @@ class Machines:
         self._numbers = {name: number for number, name in enumerate(names, 1)}
         hosts = {name: f"10.77.0.{number} {name}\n" for name, number in self._numbers.items()}
         self._all: dict[str, Machine] = {}
+        self._hosts, self._clocks = hosts, clocks
         with ExitStack() as undo:
             undo.callback(self.close)
             self._switch = subprocess.Popen(
@@ -179,10 +180,8 @@ class Machines:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
-            for name, number in self._numbers.items():
-                others = "".join(line for other, line in hosts.items() if other != name)
-                self._all[name] = Machine(name, number, others, shared, clocks.get(name, 0))
-                self._connect(number, self._all[name])
+            for name in self._numbers:
+                self._start(name)
             undo.pop_all()
 
     def __getitem__(self, name: str) -> Machine:
@@ -213,6 +212,12 @@ class Machines:
         """See :meth:`Machine.kill`."""
         self._all[name].kill()
 
+    def boot(self, name: str) -> None:
+        """The power of a machine goes and comes back: nobody is told, and it has its name again."""
+        self.unplug(name)
+        self.kill(name)
+        self._start(name)
+
     def close(self) -> None:
         """End all machines and the network."""
         for machine in self._all.values():
@@ -232,7 +237,11 @@ class Machines:
         into.flush()
         return json.loads(answers.readline())
 
-    def _connect(self, number: int, machine: Machine) -> None:
+    def _start(self, name: str) -> None:
+        number = self._numbers[name]
+        others = "".join(line for other, line in self._hosts.items() if other != name)
+        clock = self._clocks.get(name, 0)
+        machine = self._all[name] = Machine(name, number, others, self.shared, clock)
         self._order("add", number)
         device = f"pw{self._switch.pid}.{number}"
         subprocess.run(["ip", "link", "set", device, "netns", str(machine.pid)], check=True)

@@ -15,9 +15,9 @@ BIN = str(Path(sys.executable).parent)
 
 
 class Group:
-    """machines: one of them is called ``"sched"``.  options: of its scheduler."""
+    """machines: one of them is called ``"sched"``.  options, environment: of its scheduler."""
 
-    def __init__(self, machines: Machines, *options: str) -> None:
+    def __init__(self, machines: Machines, *options: str, **environment: str) -> None:
         self.machines = machines
         self.address = "tls://sched:8786"
         self._folder = machines.shared
@@ -26,7 +26,7 @@ class Group:
         machines["sched"].run(sys.executable, "-m", "pathways_lab", "cluster", "certs", self._certs)
         # With Dask's pages it takes three seconds longer.
         scheduler = ("distributed.cli.dask_scheduler", "--protocol", "tls", "--no-dashboard")
-        self.start("sched", *scheduler, *options)
+        self.start("sched", *scheduler, *options, **environment)
 
     def worker(self, machine: str, *options: str, **environment: str) -> subprocess.Popen[str]:
         """A worker of the island ``west`` on a machine."""

@@ -72,6 +72,10 @@ class Switch:
         """One order, and what it asks for; machines are numbers from 1."""
         if order == "add":
             (number,) = numbers
+            if number in self._ends:  # of a machine that is gone
+                self._epoll.unregister(self._ends[number])
+                os.close(self._ends[number])
+            self._unplugged.discard(number)
             self._ends[number] = tap(f"pw{os.getpid()}.{number}")
             self._epoll.register(self._ends[number], select.EPOLLIN)
         elif order == "unplug":

@@ -60,6 +60,13 @@ def test_links_are_cut_and_plugged_in_again(three: Machines) -> None:
     assert reach(three["a"], three["c"], 60) == "reached"
 
 
+def test_a_machine_boots_and_is_reached_again(three: Machines) -> None:
+    three["b"].run("touch", "/tmp/here")
+    three.boot("b")
+    assert "here" not in three["b"].files()
+    assert reach(three["a"], three["b"], 60) == "reached"
+
+
 def test_a_network_has_a_delay(machines: Make) -> None:
     far = machines(("east", "west"), delay=0.2)
     began = time.monotonic()

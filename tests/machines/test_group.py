@@ -71,8 +71,8 @@ say(lab, lab._repr_html_())
 
 
 @contextmanager
-def group_of(machines: Machines, *options: str) -> Iterator[Group]:
-    group = Group(machines, *options)
+def group_of(machines: Machines, *options: str, **environment: str) -> Iterator[Group]:
+    group = Group(machines, *options, **environment)
     try:
         yield group
     finally:
@@ -131,6 +131,41 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
         with group.client("note", CONNECT.replace("WORKERS", "5"), PYTHONPATH=other) as client:
             assert "the lab at tls://10.77.0.1:8786 has JAX" in (said := client.communicate()[0])
             assert "and this client 0.1" in said
+
+
+BOOT = """
+on, pid = lab.slice(1, island="east"), lab.islands[0].hosts[0].pid
+add = pw.jit(lambda x: x + 1, on=on)
+kept = add(np.arange(4.0))
+say("there", kept.result().sum(), lab.islands[0].hosts[0].name)
+input()
+began = time.monotonic()
+try: add(kept).result()
+except pw.PathwaysError as error: say("lost", time.monotonic() - began, error.failure.message)
+while not lab.islands: time.sleep(0.1)
+on.rebind()
+say("back", lab.islands[0].hosts[0].name, add(np.arange(4.0)).result().sum())
+"""
+
+
+def test_a_machine_that_boots_comes_back_under_its_name(machines: Make) -> None:
+    silent = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "11s"}
+    with group_of(machines(("sched", "one", "note")), "--host", "10.77.0.1", **silent) as group:
+        group.worker("one", "--devices", "1", "--island", "east")
+        source = CONNECT.replace("WORKERS", "1").replace("es=True", "es=True, silence=3")
+        with group.client("note", source + BOOT) as client:
+            assert client.stdin
+            assert client.stdout
+            said = iter(client.stdout.readline, "")
+            assert "there 10.0 east/one\n" in said
+            group.machines.boot("one")
+            group.worker("one", "--devices", "1", "--island", "east")
+            client.stdin.write("\n")
+            client.stdin.flush()
+            told = "".join(said)
+    why = r"Dask removed its worker \(tls|.* its machine has started anew|no word from it on one"
+    assert re.search(rf"^lost \d\S* host east/one was lost: {why}", told, re.M), told
+    assert "back east/one 10.0\n" in told, told
 
 
 APART = """

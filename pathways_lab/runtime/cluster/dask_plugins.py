@@ -164,7 +164,7 @@ class ControlPlugin(SchedulerPlugin):
         name = self._names.pop(worker, None)
         if name is not None:
             with contextlib.suppress(ChildDied):  # the lab has ended before its cluster
-                self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
+                self._plane.worker_removed(name, f"Dask removed its worker ({worker})")
 
     def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
         """Workers that adaptive scaling may take: Dask sees no tasks where a lab has slices."""
