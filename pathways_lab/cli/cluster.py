@@ -53,6 +53,10 @@ def add_to(commands: Any) -> None:
     worker.add_argument("address", help="of the scheduler: MACHINE or MACHINE:PORT")
     worker.add_argument("--island", default="", help="default: the machine is an island")
     worker.add_argument("--devices", type=int, help="default: what JAX finds")
+    for each in (scheduler, worker):
+        each.add_argument(
+            "--ports", default="", metavar="A-B", help="of all doors here, but for the scheduler's"
+        )
     status = which.add_parser("status", help="who is there")
     status.add_argument("address", help="of the scheduler: MACHINE or MACHINE:PORT")
     for each in (scheduler, worker, status):
@@ -77,6 +81,14 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if not _configured(options.certs):
         return 1
+    if getattr(options, "ports", ""):
+        from pathways_lab.transport import addresses
+
+        try:
+            os.environ["DASK_PATHWAYS__PORTS"] = addresses.port_range(options.ports)
+        except ValueError as error:
+            print(error)
+            return 1
     if options.what == "scheduler":
         host = ["--host", options.host] if options.host else []
         # Its pages have no login.
@@ -86,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
             _dask("scheduler", "--protocol", "tls", "--port", str(options.port), *host, *pages),
         )
     if options.what == "worker":
-        return work(whole(options.address), options.island, options.devices)
+        return work(whole(options.address), options.island, options.devices, options.ports)
     from pathways_lab.cli import machines
 
     return machines.show(whole(options.address))
@@ -121,7 +133,7 @@ def whole(address: str) -> str:
     return f"{scheme or 'tls'}://{rest}" + ("" if ":" in rest else f":{PORT}")
 
 
-def work(address: str, island: str, devices: int | None, machine: str = "") -> int:
+def work(address: str, island: str, devices: int | None, ports: str = "", machine: str = "") -> int:
     """One worker after the other, until this process is told to end."""
     machine = machine or socket.gethostname()
     name = f"{island or machine}/{machine}"
@@ -129,7 +141,8 @@ def work(address: str, island: str, devices: int | None, machine: str = "") -> i
     few = [] if devices is None else ["--nthreads", "1", "--resources", f"devices={devices}"]
     # Its web server asks nobody who he is.
     quiet = ["--no-nanny", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
-    command = _dask("worker", address, "--name", name, *quiet, *few)
+    own = ["--worker-port", ports.replace("-", ":")] if ports else []
+    command = _dask("worker", address, "--name", name, *quiet, *few, *own)
     ended = threading.Event()
     process: subprocess.Popen[str] | None = None
 

@@ -6,12 +6,14 @@ can be long.
 
 Rule for maintainers: three forms only, ``unix:/folder/name.sock``,
 ``tcp://host:port`` and, over Dask's comms, ``dask+tls://host:port``; folders
-belong to this user alone (mode 0700).
+belong to this user alone (mode 0700).  A listener's address may have a range of
+ports, ``tcp://host:9000-9015``, of which it gets the first free one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -81,7 +83,8 @@ def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
                 f"{len(os.fsencode(rest))}: {rest!r}; put it into a shorter folder"
             )
         return socket.AF_UNIX, rest
-    host, _, port = rest.removeprefix("//").rpartition(":")
+    host, _, ports = rest.removeprefix("//").rpartition(":")
+    port = ports.partition("-")[0]
     if scheme in ("tcp", "tls") and rest.startswith("//") and host and port.isdecimal():
         host = host.removeprefix("[").removesuffix("]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -90,6 +93,57 @@ def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
         f"address {address!r} is neither unix:/path/to.sock nor tcp://host:port nor "
         f"{PREFIX}tls://host:port"
     )
+
+
+def port_range(given: object) -> str:
+    """Ports in the form of addresses, of a number, ``"9000-9015"``, or a first and a last one.
+
+    Raises ValueError that says which forms are legal.
+    """
+    ends = given if isinstance(given, tuple | list) else str(given).split("-")
+    with contextlib.suppress(TypeError, ValueError):
+        first, last = int(ends[0]), int(ends[-1])
+        if 0 < len(ends) <= 2 and 0 < first <= last < 1 << 16:
+            return f"{first}-{last}"
+    raise ValueError(
+        f"ports is {given!r:.60}: ports are a first and a last one of 1 to 65535, (9000, 9015) or"
+        ' "9000-9015"'
+    )
+
+
+def listening(address: str) -> socket.socket:
+    """A socket that listens there, and waits for nobody.
+
+    Raises OSError; it names the ports where none of a range is free.
+    """
+    family, place = parse(address)
+    _, _, last = address.rpartition("-")
+    if isinstance(place, str) or not last.isdecimal():
+        return _bound(family, place)
+    host, first = place
+    for port in range(first, int(last) + 1):
+        try:
+            return _bound(family, (host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"none of the ports {first}-{last} of {host} is free")
+
+
+def _bound(family: socket.AddressFamily, place: str | tuple[str, int]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_UNIX:
+            clear_stale(place)
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(place)
+        sock.listen(128)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def clear_stale(path: str | tuple[str, int]) -> None:

@@ -146,7 +146,7 @@ class Reactor:
         bulk: bool = False,
         limits: Limits | None = None,
     ) -> str:
-        """Accept connections at *address*; the real one (port 0 becomes a number).
+        """Accept connections at *address*; the real one (port 0, or a range, becomes a number).
 
         hello: this end's hello, or a function of the new link and the hello of
             the other end that returns it; it may set ``link.name``, and raises
@@ -163,19 +163,7 @@ class Reactor:
             self.call_soon(self._reception.open, listener)
             take = functools.partial(self.call_soon, self._reception.take, listener)
             return self._comms.listen(address, context, take)
-        family, place = addresses.parse(address)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            if family == socket.AF_UNIX:
-                addresses.clear_stale(place)
-            else:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(place)
-            sock.listen(128)
-            sock.setblocking(False)
-        except BaseException:
-            sock.close()
-            raise
+        sock = addresses.listening(address)
         listener = Listener(sock, addresses.of_listener(sock), key, context, greet, limits)
         self.call_soon(self._reception.open, listener)
         return listener.address

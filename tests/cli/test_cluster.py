@@ -95,6 +95,11 @@ def test_addresses() -> None:
     assert cluster.whole("tcp://127.0.0.1:1") == "tcp://127.0.0.1:1"
 
 
+def test_ports_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cluster", "worker", "sched", "--ports", "a-b"]) == 1
+    assert "ports is 'a-b': ports are a first and a last one" in capsys.readouterr().out
+
+
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """Puts the handlers of signals back."""

@@ -199,9 +199,9 @@ class Machines:
         """Two machines do not reach each other, until one of them is plugged in."""
         self._order("cut", self._numbers[one], self._numbers[other])
 
-    def wall(self, name: str, port: int) -> None:
-        """A firewall swallows what asks the machine for a connection at another port."""
-        self._order("wall", self._numbers[name], port)
+    def wall(self, name: str, *ports: int) -> None:
+        """A firewall swallows what asks the machine for a connection at other ports."""
+        self._order("wall", self._numbers[name], *ports)
 
     def sniff(self, *texts: str) -> dict[str, int]:
         """Count frames with these texts from now on; the counts of those that were looked for."""

@@ -22,6 +22,7 @@ import select
 import struct
 import sys
 import time
+from collections.abc import Collection
 from typing import Any
 
 TUNSETIFF, TAP, BARE = 0x400454CA, 0x0002, 0x1000
@@ -43,13 +44,13 @@ def tap(name: str) -> int:
     return descriptor
 
 
-def opens(frame: bytes, but: int) -> bool:
-    """Whether a frame asks for a TCP connection (IPv4) at another port than this one."""
+def opens(frame: bytes, but: Collection[int]) -> bool:
+    """Whether a frame asks for a TCP connection (IPv4) at another port than these."""
     ip = frame[14:]
     if frame[12:14] != b"\x08\x00" or ip[9] != TCP:
         return False
     tcp = ip[4 * (ip[0] & 15) :]
-    return tcp[13] & (SYN | ACK) == SYN and int.from_bytes(tcp[2:4], "big") != but
+    return tcp[13] & (SYN | ACK) == SYN and int.from_bytes(tcp[2:4], "big") not in but
 
 
 class Switch:
@@ -61,7 +62,7 @@ class Switch:
         self._free: dict[int, float] = {}
         self._apart: set[frozenset[int]] = set()
         self._unplugged: set[int] = set()
-        self._walls: dict[int, int] = {}
+        self._walls: dict[int, list[int]] = {}
         self._sniffed: dict[str, int] = {}
         self._under_way: list[tuple[float, int, int, bytes]] = []
         self._count = 0
@@ -86,8 +87,8 @@ class Switch:
         elif order == "cut":
             self._apart.add(frozenset(numbers))
         elif order == "wall":
-            machine, port = numbers
-            self._walls[machine] = port
+            machine, *ports = numbers
+            self._walls[machine] = ports
         elif order == "sniff":
             found, self._sniffed = self._sniffed, dict.fromkeys(numbers, 0)
             return found

@@ -204,6 +204,7 @@ def connect(
     plain_collectives: bool = False,
     silence: float = SILENCE,
     islands: Islands = "machine",
+    ports: tuple[int, int] | str | None = None,
 ) -> Lab:
     """Join the lab on a Dask cluster, or make one there by plugins if there is none.
 
@@ -216,6 +217,8 @@ def connect(
     islands: which workers form one, where they do not say it themselves: those of a
         ``"machine"``, those of a ``"job"`` of a queueing system, each ``"worker"``, or a function
         from the name of a machine to that of its island.
+    ports: a first and a last one, ``(9000, 9015)``, between which the lab's doors are on every
+        machine whose Dask configuration does not say others (``pathways.ports``).
     These, devices_per_host, memory and platform: only for the one who makes the lab.
     timeout: seconds to wait for scheduler, worker and host, each; None: 2 for a connection at all.
     name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
@@ -235,6 +238,7 @@ def connect(
         plain_collectives=plain_collectives,
         silence=silence,
         islands=islands,
+        ports=ports,
     )
     try:
         reach(control.address, "the lab's control plane")

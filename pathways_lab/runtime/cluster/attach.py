@@ -26,7 +26,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS, await_asked, await_first
@@ -40,6 +40,7 @@ from pathways_lab.runtime.cluster.scheduler_probe import (
     first_cause,
     knock,
 )
+from pathways_lab.runtime.cluster.start_control_plane import ANY
 from pathways_lab.runtime.control_plane.directory import COLLECTIVES, OWN_ISLANDS, why_no_name
 from pathways_lab.runtime.processes import kept_labs
 from pathways_lab.runtime.processes.start_progress import Tell
@@ -152,6 +153,15 @@ def find_kept(name: str) -> ControlAddress:
     return replace(read_lab_file(path), kept=name)
 
 
+class _Control(NamedTuple):
+    """Arguments of :func:`attach` for the control plane of a new lab."""
+
+    pages: Pages | None
+    plain_collectives: bool
+    silence: float
+    ports: str
+
+
 def attach(
     target: object = None,
     *,
@@ -166,6 +176,7 @@ def attach(
     plain_collectives: bool = False,
     silence: float = SILENCE,
     islands: Islands = "machine",
+    ports: object = None,
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
@@ -191,6 +202,9 @@ def attach(
     islands: which workers form an island, where they do not say it themselves (the rule is in
         :mod:`pathways_lab.runtime.cluster.membership`); likewise.
 
+    ports: for the doors of the lab on every machine, a first and a last one; None: the system
+        chooses.  Where a machine's Dask configuration says ``pathways.ports``, that holds there.
+
     Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
     """
     wished = Wishes(
@@ -209,6 +223,11 @@ def attach(
             'islands is "machine", "job" or "worker", or a function from the name of a machine to'
             " that of its island",
         )
+    try:
+        doors = ANY if ports is None else addresses.port_range(ports)
+    except ValueError as error:
+        wrong, _, rule = str(error).partition(": ")
+        raise _error(wrong, rule) from None
     if target is None:
         target = os.environ.get(VARIABLE)
         if not target:
@@ -225,7 +244,8 @@ def attach(
     try:
         members = wished.hosts_per_island or 1
         wishes = (wished.devices_per_host, memory, platform, host_module, members, islands)
-        return _attach(client, wishes, timeout, pages, tell, plain_collectives, silence)
+        control = _Control(pages, plain_collectives, silence, doors)
+        return _attach(client, wishes, control, timeout, tell)
     finally:
         if ours:
             client.close()
@@ -293,11 +313,9 @@ def _client_of(
 def _attach(
     client: distributed.Client,
     hosts: tuple[int | None, int | None, str, str, int, Islands],
+    wished: _Control,
     timeout: float | None,
-    pages: Pages | None,
     tell: Tell,
-    plain_collectives: bool,
-    silence: float,
 ) -> ControlAddress:
     from pathways_lab.runtime.cluster import dask_private
     from pathways_lab.runtime.cluster.dask_plugins import (
@@ -314,8 +332,8 @@ def _attach(
         if control is None:
             # Their machines decide how the lab is reached.
             await_asked(client, timeout, tell)
-            seen = _machines(client, address, plain_collectives, hosts[-1])
-            client.register_plugin(ControlPlugin(seen, pages, plain_collectives, silence))
+            seen = _machines(client, address, wished.plain_collectives, hosts[-1])
+            client.register_plugin(ControlPlugin(seen, *wished))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
         raise _error(

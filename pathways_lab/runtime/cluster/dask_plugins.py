@@ -34,6 +34,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import dask
 from distributed import SchedulerPlugin, WorkerPlugin
 
 from pathways_lab.runtime.cluster import dask_private
@@ -49,11 +50,11 @@ from pathways_lab.runtime.cluster.device_supervisor import (
 from pathways_lab.runtime.cluster.feed_worker import FEEDS
 from pathways_lab.runtime.cluster.membership import Islands, Place, devices_of, place_of
 from pathways_lab.runtime.cluster.scheduler_probe import Unreached, reach, unreached_of
-from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
+from pathways_lab.runtime.cluster.start_control_plane import ANY, ControlProcess, ControlSettings
 from pathways_lab.runtime.processes import job, slurm
 from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
 from pathways_lab.transport import versions
-from pathways_lab.transport.addresses import machine, private_folder, remove_folder
+from pathways_lab.transport.addresses import machine, port_range, private_folder, remove_folder
 from pathways_lab.transport.handshake import SILENCE
 
 log = logging.getLogger("pathways_lab")
@@ -75,7 +76,7 @@ class ControlPlugin(SchedulerPlugin):
         cluster's TLS credentials.  None: all are on one machine: Unix sockets.
     pages: what to add to Dask's dashboard; None: nothing.
     plain_collectives: islands may lie on several machines.
-    silence: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
+    silence, ports: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
     """
 
     name = "pathways-control"
@@ -87,8 +88,10 @@ class ControlPlugin(SchedulerPlugin):
         pages: Pages | None = None,
         plain_collectives: bool = False,
         silence: float = SILENCE,
+        ports: str = ANY,
     ) -> None:
         self.host = host
+        self.ports = ports
         self.silence = silence
         self.plain_collectives = plain_collectives
         self.pages = pages
@@ -141,7 +144,7 @@ class ControlPlugin(SchedulerPlugin):
         tls = pems if self.host else None
         settings = ControlSettings.fresh(host=self.host, tls=tls)
         settings.plain_collectives = self.plain_collectives
-        settings.silence = self.silence
+        settings.silence, settings.ports = self.silence, _ports_here(self.ports)
         process = ControlProcess(settings)
         try:
             process.wait_ready()
@@ -473,7 +476,8 @@ class HostsPlugin(WorkerPlugin):
             pems, data_listen = None, f"unix:{self._folder}/data"
         else:
             pems = _pems_of(worker)
-            data_listen = f"tcp://{dask_private.host_of(worker.address)}:0"
+            ports = _ports_here(settings.ports)
+            data_listen = f"tcp://{dask_private.host_of(worker.address)}:{ports}"
         return device_configuration(
             control=self.control["host_address"],
             key=settings.host_key,
@@ -516,6 +520,12 @@ def place_of_worker(worker: Any, islands: Islands = "machine") -> Place:
     """Host and island of a Dask worker; in its process."""
     resources = dask_private.resources_of(worker)
     return place_of(worker.name, resources, os.environ, socket.gethostname(), islands)
+
+
+def _ports_here(asked: str) -> str:
+    """The ports of doors of this machine: its own Dask configuration knows its firewall."""
+    own = dask.config.get("pathways.ports", None)
+    return asked if own is None else port_range(own)
 
 
 def _why_told(notice: str) -> str:

@@ -25,6 +25,8 @@ MODULE = "pathways_lab.runtime.control_plane.process"
 _START_SECONDS = 30.0
 
 
+ANY = "0"
+"""The system chooses a port."""
 IDLE = "(idle_close)"
 """In the last words of a control plane that closed itself because nobody used it."""
 
@@ -41,6 +43,7 @@ class ControlSettings:
     kept: it is in use as long as a client is connected, even a silent one.
     plain_collectives: hosts of an island may be on several machines.
     silence: seconds without a sign of a machine after which it counts as lost.
+    ports: of doors for other machines, as addresses have them.
     """
 
     folder: Path
@@ -55,6 +58,7 @@ class ControlSettings:
     kept: bool = False
     plain_collectives: bool = False
     silence: float = SILENCE
+    ports: str = ANY
 
     @classmethod
     def fresh(
@@ -82,6 +86,7 @@ class ControlSettings:
             kept=plain["kept"],
             plain_collectives=plain["plain_collectives"],
             silence=plain["silence"],
+            ports=plain["ports"],
         )
 
     def plain(self) -> dict[str, Any]:
@@ -99,6 +104,7 @@ class ControlSettings:
             "kept": self.kept,
             "plain_collectives": self.plain_collectives,
             "silence": self.silence,
+            "ports": self.ports,
             "client_listen": self.listen("client"),
             "host_listen": self.listen("host"),
         }
@@ -109,7 +115,7 @@ class ControlSettings:
             return f"dask+tls://{self.host or '127.0.0.1'}:0"
         if self.host is None:
             return f"unix:{self.folder}/{door}"
-        return f"tcp://{self.host}:0"
+        return f"tcp://{self.host}:{self.ports}"
 
 
 class ControlProcess:
