@@ -403,8 +403,10 @@ class Link:
             self._find(OSError(code, os.strerror(code)))
 
     def _find(self, error: OSError) -> None:
-        # Where it timed out, or has no route, nobody has closed it.
-        if not isinstance(error, ConnectionError | ssl.SSLError):
+        # Where it timed out, has no route or was reset, nobody has closed it.
+        if isinstance(error, ConnectionResetError) or not isinstance(
+            error, ConnectionError | ssl.SSLError
+        ):
             self._found = error
 
     def receive(self) -> list[Message]:

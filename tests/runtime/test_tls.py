@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import struct
 import threading
 import time
 from typing import Any
@@ -118,3 +120,22 @@ def test_who_was_invited_needs_no_certificate_and_sees_the_one_of_the_lab(
         client.connect(door, key_of(KEY, 7), hello, timeout=1.0, holder=7)  # in the clear
     client.close()
     server.close()
+
+
+def test_a_connection_that_is_reset_is_not_called_closed(pems: dict[str, str]) -> None:
+    """As by the machine of the other end when it has booted."""
+    back: list[Link] = []
+    reasons: list[str] = []
+    server = Reactor("server", lambda *_: None, lambda *_: None, lambda link, _: back.append(link))
+    client = Reactor("client", lambda *_: None, lambda _, reason: reasons.append(reason))
+    for reactor in (server, client):
+        reactor.start()
+    address = server.listen("tcp://127.0.0.1:0", KEY, {}, context=server_context(pems))
+    client.connect(address, KEY, {}, name="west/one", context=client_context(pems))
+    until(lambda: back)
+    back[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    back[0].sock.close()
+    until(lambda: reasons)
+    assert reasons[0].startswith("west/one was killed, or its machine has started anew")
+    for reactor in (client, server):
+        reactor.close()
