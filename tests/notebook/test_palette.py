@@ -9,12 +9,15 @@ import pytest
 
 from pathways_lab.notebook.scene.palette import (
     BETWEEN,
+    CAUSE_COLOURS,
     DARK,
     HUES,
     INK,
     LIGHT,
+    NEUTRAL,
     OTHERS,
     PAINTS,
+    WORK_COLOURS,
     Palette,
     contrast,
     family,
@@ -75,7 +78,19 @@ def test_text_can_be_read_on_every_paint_and_ink_on_both_grounds() -> None:
     for ground, ink in (LIGHT, DARK):
         assert contrast(ink, ground) >= 7.0
         assert contrast(INK, ground) >= 4.0
-        assert min(contrast(hue, ground) for hue in (*HUES, BETWEEN)) >= 3.0
+        assert min(contrast(hue, ground) for hue in (*HUES, *CAUSE_COLOURS, BETWEEN)) >= 3.0
+
+
+def test_no_function_looks_like_a_cause() -> None:
+    for hue, cause in itertools.product(HUES, CAUSE_COLOURS):
+        assert distance(hue, cause, NORMAL) > 25, (hue, cause)
+        assert distance(hue, cause, DEUTERANOPIA) > 8, (hue, cause)
+    for hue, work in itertools.product(HUES, WORK_COLOURS):
+        assert distance(hue, work, NORMAL) > 20, (hue, work)
+    for one, two in itertools.combinations((*CAUSE_COLOURS, NEUTRAL), 2):
+        assert distance(one, two, NORMAL) > 18, (one, two)
+    for one, two in itertools.combinations(HUES, 2):
+        assert distance(one, two, NORMAL) > 25, (one, two)
 
 
 def test_roles_are_told_apart_with_deficient_colour_vision() -> None:

@@ -5,7 +5,8 @@ colour follows from the function's name: from its role in training where the nam
 (:mod:`pathways_lab.timeline.roles`), else from a hash.
 
 Rule for maintainers: a mark has a contrast of 3:1 on paper white and on JupyterLab's dark
-theme.  Two names whose hashes meet get different colours while any are left.  ``fwd0`` and
+theme.  Functions are vivid, and causes are pale.
+Two names whose hashes meet get different colours while any are left.  ``fwd0`` and
 ``fwd1`` are one function on two stages.  Colour is never the only cue: bars carry names,
 states carry shapes.
 """
@@ -21,7 +22,7 @@ from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.roles import COLOURS, role_of
 
 OTHERS = (
-    "#178282", "#c7746b", "#6f7330", "#be7a37", "#9275bd", "#1c9c42", "#ca4970", "#8a38dc",
+    "#b76636", "#a57b0d", "#7f53b4", "#849727", "#4982f8", "#928bd2", "#c0416c", "#177f17",
 )  # fmt: skip
 """Functions without a role, and programs."""
 
@@ -46,10 +47,10 @@ LIGHT, DARK = ("#ffffff", "#424242"), ("#111111", "#d0d0d0")
 """Ground and ink of saved pictures, which bring their own: no one ink is read well on both grounds,
 and a saved picture knows nothing of the page but whether it is dark."""
 
-CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#5f8f3f", "#6699cc", "#44aa99", "#b3764d")
-"""Causes for which devices wait; always together with a place in the row."""
+CAUSE_COLOURS = ("#b8828c", "#6d663c", "#7e5d7c", "#516d5c", "#537889", "#8b9777", "#a3836d")
+"""Causes for which devices wait: pale beside functions, and always with a place in the row."""
 
-WORK_COLOURS = ("#b99a5f", "#8a6f3f", "#7568a6", "#5f8f8a")
+WORK_COLOURS = ("#b99a5f", "#8a6f3f", "#6f6a86", "#5f8f8a")
 """Kinds of host work: no program's colour and no cause's; always with a place in the row."""
 
 PAINTS = (NEUTRAL, FAILED, BETWEEN, *HUES, *CAUSE_COLOURS, *WORK_COLOURS)
