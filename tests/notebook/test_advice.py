@@ -85,7 +85,7 @@ def test_a_computation_that_might_fill_the_gap_is_named():
         "all1 on island1 (line 7: y = all(x, and_more_than_fits_into_a_…) is waited for: island0 "
         "computes 42 % of the time, waits 56 % for earlier computation (mostly before bwd0), "
         "2 % for other things; "
-        "fwd0 has its inputs before bwd0: call it first"
+        "call fwd0 before bwd0 in the program: it has its inputs earlier, and computes meanwhile"
     )
 
 
@@ -101,14 +101,15 @@ def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead):
         if ahead:  # what was asked for meanwhile travelled with it
             cluster.records += [Event(kind, 0.4 * n + 0.3, run=10 * n + 11, **of)
                                 for kind in ("submitted", "finished")]  # fmt: skip
-        end = cluster.gang(0, n + 1, 0, "p", "f", "", 0.4 * n + 0.4, 0.2, submitted)
+        end = cluster.gang(0, n + 1, 0, "p", "f", LINE, 0.4 * n + 0.4, 0.2, submitted)
         cluster.records.append(Event("finished", end, run=n + 1, **of))
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     said = advice(found, end)
     told = (
-        "kernel-1 waits for each call before it makes the next one: island0 computes 45 % of the "
-        "time, waits 23 %, has nothing to do 32 %; make the next calls before you wait"
+        "kernel-1 waits for each call of p (line 7: y = all(x, and_more_than_fits_into_a_…) before "
+        "it makes the next one: island0 computes 45 % of the time, waits 23 %, has nothing to do "
+        "32 %; make the next calls before you wait"
     )
     assert said.startswith(told) != ahead
     assert said.startswith("starting computations takes the lab long: ") == ahead

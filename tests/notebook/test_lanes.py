@@ -227,6 +227,43 @@ def test_a_click_unfolds_a_lane_and_folds_it_again() -> None:
     assert lanes() == [one, other]
 
 
+def test_all_slices_of_a_lane_are_named_unless_they_are_many() -> None:
+    cluster = Cluster(islands=1)
+    cluster.gang(0, 1, 0, "p", "f", "", 0.0, 0.1, 0.0)
+    few = {1: "s0, s1 ×2", 2: "s0, s1, s2 ×2"}
+    for number in (1, 2, 3):
+        args = {"slice": number, "devices": [("island0/host0", d) for d in (0, 1)],
+                "shape": (2,), "axes": ("x",)}  # fmt: skip
+        of = {"run": number + 1, "step": 0, "program": "p", "node": "f"}
+        cluster.records += [
+            Event("slice-bound", 0.2, "island0", client="kernel-1", args=args),
+            Span("gang", 0.2 * number, 0.2 * number + 0.1, "island0", "island0/host0", (0, 1),
+                 args={"slice": number}, **of),
+        ]  # fmt: skip
+        scene = scene_of(cluster.in_order())
+        rest = "s0 · 2 devices" if number in few else "2 devices"
+        assert names(scene) == [few.get(number, "2 devices"), rest]
+    heads = next(
+        each for each in PANELS["islands"](scene, 5.0).layers if each.name == "islands-heads"
+    )
+    assert heads.columns["choices"][0][0].endswith("4 slices")
+
+
+def test_slices_of_several_clients_are_not_named_by_their_numbers_alone() -> None:
+    """Each client counts its own."""
+    cluster = Cluster(islands=1)
+    cluster.gang(0, 1, 0, "p", "f", "", 0.0, 0.1, 0.0)
+    number, place = 1 << 32, ("island0", "island0/host0")
+    args = {"slice": number, "devices": [(place[1], 0)], "shape": (1,), "axes": ("x",)}
+    gang = Span("gang", 0.2, 0.3, *place, (0,), 9, 0, "q", "g", "bob", args={"slice": number})
+    bound = Event("slice-bound", 0.1, "island0", client="bob", args=args)
+    scene = scene_of([*cluster.in_order(), bound, gang])
+    assert names(scene) == ["device 0", "3 devices"]
+    layers = PANELS["islands"](scene, 5.0).layers
+    heads = next(each for each in layers if each.name == "islands-heads").columns["choices"][0]
+    assert heads[0].endswith("slices kernel-1 s0: 1×4, bob s0: 1")
+
+
 def test_a_lost_host_is_not_among_those_that_go_on() -> None:
     gone = Event("host-lost", 4.0, "island0", "island0/host1", args={"reason": "killed"})
     scene = scene_of([*training(1, islands=1, hosts=2), gone])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.notebook.scene.device_state import What
+from pathways_lab.notebook.scene.lanes import NAMED
 from pathways_lab.notebook.scene.palette import FAILED, NEUTRAL
 from pathways_lab.notebook.scene.plot import BOXES, FRAME, TEXTS, Layer, Plot, squeezed, wide
 from pathways_lab.notebook.scene.row_layout import short
@@ -277,7 +278,11 @@ def _first_fitting(choices: list[str], room: float, bold: bool = False) -> str:
 
 
 def _slices(slices: list[SliceSeen]) -> str:
-    if len(slices) > 1:
+    if len(slices) > NAMED:
         return f"{len(slices)} slices"
-    shape = "×".join(str(size) for size in slices[0].shape)
-    return f"slice s{own(slices[0].slice)}: {shape}"
+    several = len({of.client for of in slices}) > 1  # each counts its own
+    names = [
+        f"{of.client} " * several + f"s{own(of.slice)}: {'×'.join(map(str, of.shape))}"
+        for of in slices
+    ]
+    return f"slice{'s' * (len(slices) != 1)} {', '.join(names)}"

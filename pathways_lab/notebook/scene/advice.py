@@ -87,12 +87,13 @@ _CAUSES = {
     ),
     COMPILE: (
         "hosts compile",
-        "only the first call with new shapes does that; fewer shapes, and jax.lax.scan in place of"
-        " a long Python loop, spare it, and JAX_COMPILATION_CACHE_DIR keeps it for the next lab",
+        "only the first call with new shapes does that: make one before the loop, or before"
+        " you measure; fewer shapes, and jax.lax.scan in place of a long Python loop, spare it, and"
+        " JAX_COMPILATION_CACHE_DIR keeps it for the next lab",
     ),
     MEMORY: ("memory is full", "drop handles, donate inputs, or use more devices"),
     NOTHING: (
-        "{} waits for each call before it makes the next one",
+        "{} waits for each call of {} before it makes the next one",
         "make the next calls before you wait for a result, and they overlap",
     ),
     TURN: ("the lab's policy lets other clients go first", "lab.policy can prefer others"),
@@ -110,7 +111,7 @@ _OVERLAP = TRANSFER, DISPATCH, INPUT
 def advice(scene: Scene, now: float) -> str:
     """The sentence about what is shown at *now* (seconds); "" where none is worth it."""
     if not scene.busy and (making := scene.compiling.now()):
-        return _compiling(making, now)
+        return _compiling(making)
     start, end = scene.range(now)
     end = min(end, (now if scene.busy else scene.last) - scene.origin)  # what is to come is empty
     if end <= start:
@@ -135,7 +136,8 @@ def advice(scene: Scene, now: float) -> str:
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, time.share(*_OVERLAP) + time.nothing
             first, remedy = _CAUSES[cause]
-            tell = partial(_told, first.format(client), remedy, island, time)
+            called = client[1] + _at(scene, client[1])
+            tell = partial(_told, first.format(client[0], called), remedy, island, time)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
         if share > WORTH:
@@ -202,7 +204,10 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
     first = first.format(name + _at(scene, name.partition(" on ")[0]))
     for bar in sorted(_newest(scene, start + scene.origin, "", kind), key=attrgetter("busy")):
         if ready := later(scene, bar.run, bar.step, bar.start):  # there, others wait for it
-            remedy = f"{ready} has its inputs before {bar.node}: call it first"
+            remedy = (
+                f"call {ready} before {bar.node}{_at(scene, bar.node)} in the program: it has its"
+                " inputs earlier, and computes meanwhile"
+            )
     if uneven := _uneven(scene, times):
         first, remedy = uneven, f"even stages wait less, and {remedy}"
     return _told(first, remedy, island, times[island], cause, about)
@@ -226,36 +231,36 @@ def _most(seconds: Iterable[tuple[str, float]]) -> str:
 
 
 def _at(scene: Scene, node: str) -> str:
-    """The line of a node that somebody should look at, in brackets."""
-    ours = (what for what in scene.catalogue if node in (what.node, family(what.node)))
-    lines = [source(what.line) for what in ours if split(what.line)]
-    long = bool(lines) and len(lines[-1]) > LINE
-    return f" (line {lines[-1][:LINE]}{'…' * long})" if lines else ""
+    """The line of a node or a program that somebody should look at, in brackets."""
+    names = ((what, (what.node, family(what.node), what.program)) for what in scene.catalogue)
+    lines = [what.line for what, known in names if node in known and split(what.line)]
+    return _lined(lines[-1]) if lines else ""
 
 
-def _one_by_one(scene: Scene) -> str:
-    """The client that waited for each of its newest runs before it submitted the next, "" for none
-    and where several compute, or several programs."""
+def _lined(line: str) -> str:
+    shown = source(line)
+    return f" (line {shown[:LINE]}{'…' * (len(shown) > LINE)})" if shown else ""
+
+
+def _one_by_one(scene: Scene) -> tuple[str, str] | None:
+    """The client that waited for each of its newest runs before it submitted the next, and their
+    program; None for none and where several compute, or several programs."""
     # One that has ended without a gang is a part of another one, which was made of several calls.
     known = [run for run in scene.runs.values() if run.count or run.ended is None][-4 * CALLS :]
     runs = [run for run in known if run.submitted < math.inf]
     runs = sorted(runs, key=lambda run: run.submitted)[-CALLS:]
     if len(runs) < CALLS or len({(run.client, run.program) for run in runs}) > 1:
-        return ""
+        return None
     for before, after in pairwise(runs):
         waited = before.ended is not None and before.end <= after.submitted < before.end + PAUSE
         if not waited:
-            return ""
-    return runs[-1].client
+            return None
+    return runs[-1].client, runs[-1].program
 
 
-def _compiling(making: Making, now: float) -> str:
-    where, left = source(making.line), making.total - making.number
-    return (
-        f"no device computes: hosts compile {making.name}{f' (line {where})' if where else ''},"
-        f" {max(0.0, now - making.since):.0f} s so far{f', {left} more after it' if left else ''};"
-        f" {_CAUSES[COMPILE][1]}"
-    )
+def _compiling(making: Making) -> str:
+    line = _lined(making.line)
+    return f"no device computes: hosts compile {making.name}{line}; {_CAUSES[COMPILE][1]}"
 
 
 def _shared(scene: Scene, start: float, end: float) -> tuple[float, str]:

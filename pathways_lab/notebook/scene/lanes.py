@@ -39,6 +39,9 @@ laid anew with every other of them."""
 WORST = 3
 """Hosts that straggle most have rows of their own, where devices of many hosts share one."""
 
+NAMED = 3
+"""Slices of a lane, at most, where lanes are named after them: after all or none."""
+
 KEPT = 4096
 """Computations that are compared with what other hosts say of them, at most."""
 
@@ -56,12 +59,19 @@ class Fold(NamedTuple):
     used: frozenset[Of]
     apart: str
 
-    def label(self, count: int) -> str:
-        """The name of a lane of so many devices, as far as there is room."""
+    @property
+    def slices(self) -> set[int]:
+        return {number for number, _ in self.used}
+
+    def label(self, count: int, numbered: bool) -> str:
+        """The name of a lane of so many devices, as far as there is room.
+
+        numbered: with the numbers of its slices.
+        """
         devices = f"{count} device{'s' * (count != 1)}"
         name = short(self.apart)
-        if not name and len(self.used) == 1 and (number := min(self.used)[0]) >= 0:
-            name = f"s{own(number)}"
+        if not name and numbered:
+            name = ", ".join(f"s{own(number)}" for number in sorted(self.slices))
         whole = f"{name} · {devices}" if name else devices
         fits = wide(whole) + wide(self.island, bold=True) <= LABELLED
         return whole if fits or not name else f"{name} ×{count}"
@@ -278,10 +288,15 @@ class Alike:
         first = {row: group[0] for group in together.values() for row in group}
         sizes = {group[0]: sum(len(members[row]) for row in group) for group in together.values()}
 
+        slices = {number for fold in folds.values() for number in fold.slices}
+        # Each client counts its own.
+        numbered = len({number >> 32 for number in slices}) == 1 and min(slices) >= 0
+        numbered &= max((len(fold.slices) for fold in folds.values()), default=0) <= NAMED
+
         def label(lane: Lane) -> str:
             row = first[rows.of[lane]]
             alone = row in together or sizes[row] == 1
-            return (alone and rows.labels[row]) or folds[row].label(sizes[row])
+            return (alone and rows.labels[row]) or folds[row].label(sizes[row], numbered)
 
         found = arranged(rows.level, {lane: first[row] for lane, row in rows.of.items()}, label)
         drawn = {row: (found.of[members[row][0]], size / len(members[row]))

@@ -158,15 +158,9 @@ def card(scene: Scene, gang: float) -> Card:
     return Card((("gang", "it is not in the part of the record that is remembered"),))
 
 
-def compile_card(scene: Scene, making: Making) -> Card:
-    """The facts about a function that hosts make."""
-    left = making.total - making.number
-    facts = (
-        ("", f"hosts compile {making.name}"),
-        ("line", source(making.line) or "unknown"),
-        ("since", f"{making.since - scene.origin:.1f} s"),
-        ("after it", f"{left} more function{'s' * (left != 1)}"),
-    )
+def compile_card(making: Making) -> Card:
+    """The facts about a function that hosts make; the head has the time."""
+    facts = ("", f"hosts compile {making.name}"), ("line", source(making.line) or "unknown")
     return Card(facts, making.line, making.name)
 
 
@@ -206,7 +200,7 @@ def _few(names: Iterable[str]) -> str:
 def _about_gang(scene: Scene, found: Gang) -> tuple[tuple[str, str], ...]:
     out = [
         *_heading(found),
-        ("island", f"{found.island}, place {found.place[1]} in its order"),
+        ("island", found.island),
         ("state", _times(scene, found)),
         ("waited", _waited(scene, found)),
         ("inputs from", _makers(scene, found)),

@@ -178,7 +178,7 @@ class Picture:
         if self._gang is not None:
             told = card(scene, self._gang)
         elif making and not self._sums:
-            told = compile_card(scene, making)
+            told = compile_card(making)
         return Header(
             title=self.wanted.title,
             state={"finished": "done"}.get(state, state),
