@@ -142,6 +142,18 @@ ALL = (
         "this.foot.show(header);", HOLD,
     ),
     Broken(
+        "held: the scrubber goes on", NOTEBOOK + "view/page.js",
+        "    Object.assign(told, this.stood);\n", "", HOLD,
+    ),
+    Broken(
+        "held: its mark says now", NOTEBOOK + "view/page.js", '[word && "held", ""]', '[word, ""]',
+        HOLD,
+    ),
+    Broken(
+        "held: at no moment that is drawn", NOTEBOOK + "view/picture.py",
+        "round(end - scene.origin, 3)", "round(end - scene.origin, 1)", HOLD,
+    ),
+    Broken(
         "held: Esc does not follow", NOTEBOOK + "view/page.js",
         "    if (this.resting) this.follow();\n", "", HOLD,
     ),

@@ -322,6 +322,14 @@ class Page:
         self.page.mouse.click(x, y)
         return float(gang)
 
+    def scrubber(self) -> list[str]:
+        """The last moment that the scrubber covers, and where it stands."""
+        found: list[str] = self.page.evaluate(
+            "() => { const { max, value } = document.querySelector('.pathways-lab-scrubber');"
+            " return [max, value]; }"
+        )
+        return found
+
     def seek(self, moment: float) -> None:
         """Move the scrubber to a moment (seconds) once it is there, and wait until it is shown."""
         self.page.wait_for_function(
@@ -338,7 +346,7 @@ class Page:
         )
         self.page.wait_for_function(
             "m => document.querySelector('.pathways-lab-behind').textContent.includes(`at ${m} s`)",
-            arg=f"{moment:.2f}",
+            arg=f"{moment:.3f}",
         )
 
     def attribute(self, name: str, view: int = 0) -> str | None:

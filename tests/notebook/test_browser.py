@@ -54,7 +54,6 @@ while time.monotonic() < end and not stop.is_set():
 print("cancelled" if stop.is_set() else "spun to the end")
 """
 
-
 COMPILES = """
 from pathways_lab.timeline.records import Event
 args = dict(function="f", slice=0, waiting=4)
@@ -225,14 +224,18 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
 """
     page.show("hold.ipynb", noted + feed(), COMPILES, STUCK, command="notebook:run-cell")
     grows(page)
+    until(lambda: max(page.source("queues-ahead", "room"), default=0) > 0.3)  # much is to come
     page.page.click(".pathways-lab-button:has-text('pause')")
     held, moment = newest(page), page.page.inner_text(".pathways-lab-moment")
+    (at,), words = (page.source("queues-ahead", of) for of in ("x0", "text"))
+    assert (words, moment) == (["held"], f"{at:.3f} s")
     assert f"held at {moment}; Esc" in page.page.inner_text(".pathways-lab-behind")
     note = page.page.locator(".pathways-lab >> text=/noted at [0-9]/").first
-    text, told = note.inner_text(), page.page.get_attribute(BODY, "aria-label")
+    told = page.page.get_attribute(BODY, "aria-label")  # it says what is shown
+    text, stood = note.inner_text(), page.scrubber()
     page.page.wait_for_timeout(1000)
-    assert page.page.get_attribute(BODY, "aria-label") == told, "it says what is shown"
-    assert (newest(page), note.inner_text()) == (held, text)
+    assert page.page.get_attribute(BODY, "aria-label") == told
+    assert (newest(page), note.inner_text(), page.scrubber()) == (held, text, stood)
     assert page.page.inner_text(".pathways-lab-moment") == moment
     page.page.keyboard.press("Escape")
     until(lambda: newest(page) > held + 0.9)
@@ -591,8 +594,7 @@ def test_a_view_whose_kernel_is_restarted_says_so(moving: Page) -> None:
     page.restart()
     page.page.locator(".pathways-lab-state:has-text('kernel gone')").wait_for()
     assert page.page.locator(".pathways-lab-button:has-text('clear')").count() == 0
-    held = page.source("queues-bars", "left")
-    assert held, "what was known stays"
+    assert (held := page.source("queues-bars", "left")), "what was known stays"
     page.page.click(".pathways-lab-button:has-text('pause')")
     assert page.source("queues-bars", "left") == held
     assert page.console == []

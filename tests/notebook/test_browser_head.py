@@ -152,8 +152,8 @@ def test_a_held_picture_says_so_and_the_way_back(head: Shown) -> None:
     """What runs goes on meanwhile, and its state with it."""
     head.show(state="running", at=9.391, status="3 of 5 gangs done")
     assert head.says("state") == "running"
-    assert (head.says("behind"), head.says("status")) == ("held at 9.39 s; Esc goes on", "")
+    assert (head.says("behind"), head.says("status")) == ("held at 9.391 s; Esc goes on", "")
     head.count(3.2, state="running", at=9.391)
-    assert head.says("behind").startswith("held at 9.39 s")
+    assert head.says("behind").startswith("held at 9.391 s")
     head.show(state="running")
     assert head.says("behind") == ""

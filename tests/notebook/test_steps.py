@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pathways_lab.notebook.panels import DEFAULT, PANELS
+from pathways_lab.notebook.panels import DEFAULT, PANELS, plots
 from pathways_lab.notebook.scene.overview import Profile
 from pathways_lab.notebook.scene.palette import Palette
 from pathways_lab.notebook.scene.plot import FRAME, LEFT, WIDTH, wide
@@ -53,6 +54,34 @@ def test_the_last_two_steps_are_shown_and_stand_until_the_next_one() -> None:
     scene = scene_at(records, now)
     assert scene.lately(now) == (0.0, now)
     assert PANELS["queues"](scene, now).note.startswith("last 2 runs of train · ")
+
+
+def test_the_time_that_is_to_come_is_veiled_from_a_mark_on() -> None:
+    records = training(6)
+    begun = starts(records)
+    now = begun[4] + 0.3 * (begun[1] - begun[0])
+    scene = scene_at(records, now)
+    drawn = {plot.name: plot for plot in plots((), scene, now)}
+    assert drawn["islands"].ahead is None
+    assert drawn["queues"].ahead == (now, "now")
+    assert drawn["utilisation"].ahead == (now, ""), "one word is enough"
+    veil = drawn["queues"].grounds["queues-ahead"]
+    assert (veil["x0"], veil["x1"], veil["text"]) == ([now], [scene.range(now)[1]], ["now"])
+    narrow = replace(drawn["queues"], ahead=(0.02 * now + 0.98 * scene.range(now)[1], "now"))
+    assert narrow.grounds["queues-ahead"]["text"] == [""], "there is no room for a word"
+    whole = Scene(0.0)
+    whole.add(records, 2.0)
+    assert not any(plot.ahead for plot in plots((), whole, 2.0)), "nothing is to come"
+    log = Timeline(clock=lambda: now)
+    log.extend([r for r in records if arrival(r) <= now])
+    held = Picture(log, Wanted(origin=0.0, since=0.0, stepwise=True))
+    held.do("seek", now - 0.1)
+    assert held.look(now)[0][1].ahead == (pytest.approx(now - 0.1), "held")
+    still = held.still()
+    assert still is not None
+    texts = {text.text for text in svg_of(still[0]).iter(f"{SVG}text")}
+    assert "end" in texts
+    assert not {"now", "held"} & texts
 
 
 def test_the_notes_of_panels_are_not_cut() -> None:

@@ -234,6 +234,16 @@ def _ground(sheet: Sheet, frame: Frame) -> None:
     if plot.rules:
         rules = "".join(f"M{LEFT} {short(frame.y(y))}H{WIDTH - RIGHT}" for y in plot.rules)
         sheet.path(rules, f'stroke="{HERE}" stroke-opacity=".35"')
+    ahead = plot.grounds[f"{plot.name}-ahead"]
+    for at, word in zip(ahead["x0"], ahead["text"], strict=True):
+        left = frame.x(at)
+        veil = _box(left, WIDTH - RIGHT, frame.top, frame.top + plot.height)
+        sheet.path(veil, 'fill="#808080" fill-opacity=".15" data-layer="ahead"')
+        sheet.path(
+            f"M{short(left)} {short(frame.top)}v{plot.height}",
+            f'stroke="{HERE}" stroke-dasharray="4"',
+        )
+        sheet.text(left + 5, frame.top + 7, word)
 
 
 def _labels(sheet: Sheet, frame: Frame) -> None:

@@ -10,6 +10,7 @@ asks the scene and keeps nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pathways_lab.notebook.panels import (
     experts,
@@ -68,6 +69,15 @@ def completed(names: tuple[str, ...], scene: Scene) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def plots(names: tuple[str, ...], scene: Scene, now: float) -> tuple[Plot, ...]:
-    """The plots of some panels, :func:`completed`, at *now* (seconds on the records' clock)."""
-    return tuple(PANELS[name](scene, now) for name in completed(names, scene))
+def plots(names: tuple[str, ...], scene: Scene, now: float, edge: str = "now") -> tuple[Plot, ...]:
+    """The plots of some panels, :func:`completed`, at *now* (seconds on the records' clock).
+
+    edge: a word for that moment, in the first panel with the time axis, where time is to come.
+    """
+    out, (_, end), (_, at) = [], scene.range(now), scene.elapsed(now)
+    for name in completed(names, scene):
+        plot = PANELS[name](scene, now)
+        if plot.time and at < end:
+            plot, edge = replace(plot, ahead=(at, edge)), ""
+        out.append(plot)
+    return tuple(out)

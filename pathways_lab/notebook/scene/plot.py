@@ -107,6 +107,7 @@ class Plot:
     rows: label per row coordinate; groups: label of several rows, further out;
         readouts: live numbers at the right edge.
     bands: row ranges with a slightly darker ground (every second island).
+    ahead: where the time begins that is to come, and a word there.
     empty: what to say while there is nothing to show, or "".
     """
 
@@ -123,6 +124,7 @@ class Plot:
     readouts: Mapping[float, str] = field(default_factory=dict)
     bands: tuple[tuple[float, float], ...] = ()
     rules: tuple[float, ...] = ()
+    ahead: tuple[float, str] | None = None
     empty: str = ""
 
     def __post_init__(self) -> None:
@@ -150,11 +152,21 @@ class Plot:
 
     @property
     def grounds(self) -> dict[str, Columns]:
-        """By name of their source: the bands, and the lines that bound a scale."""
+        """By name of their source: the bands, the lines that bound a scale, and the veil of what is
+        to come."""
         low, high = zip(*self.bands, strict=True) if self.bands else ((), ())
+        veil: dict[str, list[Any]] = {n: [] for n in ("x0", "x1", "y", "text", "choices", "room")}
+        if self.ahead:
+            (at, word), (start, end) = self.ahead, self.x
+            room = 0.9 * (end - at) / (end - start)
+            text = word if wide(word) < room * FRAME else ""
+            for column, value in zip(veil.values(), (at, end, self.y[0], text, [word, ""], room),
+                                     strict=True):  # fmt: skip
+                column.append(value)
         return {
             f"{self.name}-bands": {"y0": list(low), "y1": list(high)},
             f"{self.name}-rules": {"y": list(self.rules)},
+            f"{self.name}-ahead": veil,
         }
 
 

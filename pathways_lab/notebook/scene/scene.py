@@ -10,7 +10,7 @@ picture (tested).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable
 
 import numpy as np
@@ -113,7 +113,6 @@ class Scene:
         self.gangs = Gangs(keep=GANGS)
         self.waiting: defaultdict[Lane, Waiting] = defaultdict(Waiting)
         self.recent: dict[Lane, What] = {}
-        self.totals: dict[tuple[Lane, ...], dict[str, float]] = {}
         self.catalogue = Catalogue()
         self.resolution = 0.0
         self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
@@ -326,10 +325,10 @@ class Scene:
         for about, most in rows.longest(length).items():
             node = (about.program, about.node)
             self.longest[node] = max(most, self.longest.get(node, most))
-        last, took = rows.about(len(rows) - 1), float(length.sum())
+        last = rows.about(len(rows) - 1)
         what = What(last.node, last.program, last.client, last.line)
         told = {(r.run, r.step + n) for r in rows.rows for n in range(min(r.announced, r.count))}
-        self._computed(lanes, what, took)
+        self.recent.update(dict.fromkeys(lanes, what))
         for lane in lanes:
             waiting = self.waiting[lane]
             waiting.ended = max(waiting.ended, end)
@@ -474,15 +473,9 @@ class Scene:
         lanes = lanes_of(span.island, span.host, span.devices)
         self.by_device.add(lanes, span.start, span.end)
         self.alike.computed(int(span.args.get("slice", -1)), lanes, self.machine)
-        self._computed(lanes, what, took)
+        self.recent.update(dict.fromkeys(lanes, what))
         for lane in lanes:
             self.waiting[lane].over(key, span.end)
-
-    def _computed(self, lanes: tuple[Lane, ...], what: What, seconds: float) -> None:
-        """Devices computed *what* last, and its program for so many seconds more."""
-        self.recent.update(dict.fromkeys(lanes, what))
-        totals = self.totals.setdefault(lanes, {})
-        totals[what.program] = totals.get(what.program, 0.0) + seconds
 
     def paint(self, bar: Bar) -> int:
         """Index into the palette of a bar."""
@@ -546,6 +539,11 @@ class Scene:
         end = max(now - self.origin, self.lead + min(0.2, self.window))
         return max(self.lead, end - self.window), end
 
+    def elapsed(self, now: float) -> tuple[float, float]:
+        """The part of the time axis that is over *now*: the time of every number of a picture."""
+        start, end = self.range(now)
+        return start, max(start, min(end, now - self.origin))
+
     def running(self) -> list[tuple[Lane, GangKey, float, What]]:
         """``(device, gang, since, what)`` of everything that devices work on."""
         heads = [(lane, waiting.head()) for lane, waiting in self.waiting.items()]
@@ -557,13 +555,7 @@ class Scene:
         return head[2] if head else self.recent.get(lane)
 
     def program_on(self, lane: Lane) -> str:
-        """The program whose colour a device has: the last one, or at the end the longest."""
-        totals: Counter[str] = Counter()
-        for lanes, seconds in self.totals.items() if self.final else ():
-            if lane in lanes:
-                totals.update(seconds)
-        if totals:
-            return max(totals, key=lambda program: totals[program])
+        """The program whose colour a device has: the last one."""
         what = self.work_of(lane)
         return what.program if what else ""
 

@@ -9,6 +9,9 @@ const HELP =
   "t shows the picture as text, s saves it as a file, escape lets go and follows. " +
   "Shift and a drag sum up a stretch of time.";
 
+// A moment of the record: as long as the shortest window, and as its ticks.
+const clock = (seconds) => `${seconds.toFixed(3)} s`;
+
 // Facts as words of the page, without those that say nothing.
 function told(facts) {
   return facts
@@ -69,7 +72,7 @@ class Foot {
     this.slider.step = Math.max((high - low) / 2000, 0.001);
     if (!active) this.slider.value = header.at ?? high;
     this.draw(header);
-    this.moment.textContent = `${Number(this.slider.value).toFixed(2)} s`;
+    this.moment.textContent = clock(active ? Number(this.slider.value) : header.at ?? high);
     const chosen = JSON.stringify([header.chosen, header.place]);
     if (chosen === this.shown) return;
     this.shown = chosen;
@@ -128,7 +131,7 @@ class Foot {
   // Moves are collected: a drag is many of them.
   go(moment) {
     const high = Number(this.slider.max);
-    this.moment.textContent = `${moment.toFixed(2)} s`;
+    this.moment.textContent = clock(moment);
     this.wanted = moment >= high ? null : moment;
     this.slider.value = moment;
     this.seeks();

@@ -99,7 +99,7 @@ def _size(bundle: Bundle) -> int:
 def _bundle(
     scene: Scene, end: float, panels: tuple[str, ...], title: str, notes: Sequence[str]
 ) -> Bundle:
-    drawn = plots(panels, scene, end)
+    drawn = plots(panels, scene, end, edge="end")
     facts = _facts(scene, end)
     if scene.lead and not scene.shown and any(plot.time for plot in drawn):
         notes = (*notes, lead_note(scene.lead))

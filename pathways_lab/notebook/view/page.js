@@ -75,7 +75,7 @@ class Head {
     const took = (now - this.since).toFixed(1);
     this.compiling.textContent = name ? `compiling ${name}, ${number} of ${total}, ${took} s` : "";
     const late = header.late + (header.state === "running" && age > LATE ? age : 0);
-    const held = header.at !== null && `held at ${header.at.toFixed(2)} s; Esc goes on`;
+    const held = header.at !== null && `held at ${clock(header.at)}; Esc goes on`;
     this.behind.textContent = held || (late >= LATE ? `picture ${Math.round(late)} s behind` : "");
   }
 
@@ -247,6 +247,9 @@ class View {
   header(header) {
     // A picture that is held keeps what explains it.
     const told = (this.told = { ...header, ...(this.paused && this.held) });
+    // Its scrubber stands with it.
+    this.stood = told.at === null ? null : this.stood ?? { moments: told.moments, overview: told.overview };
+    Object.assign(told, this.stood);
     this.head.show(told, this.feed.age);
     this.foot.show(told);
     this.feed.light();
@@ -263,8 +266,13 @@ class View {
     if (this.paused || this.feed.frozen) return;
     this.paused = true;
     const { legend, advice, summary, shown, moments, at } = this.feed.header;
-    this.held = { legend, advice, summary, shown, at: at ?? moments[1] };
+    this.held = { legend, advice, summary, shown, at: at ?? Math.min(moments[1], shown[1]) };
     this.header(this.feed.header);
+    for (const [source] of this.fitted) {
+      if (!source.name.endsWith("-ahead")) continue;
+      source.data = { ...source.data, choices: source.data.choices.map(([word]) => [word && "held", ""]) };
+    }
+    this.fit();
   }
 
   follow() {

@@ -194,7 +194,7 @@ class Picture:
             chosen=told.facts,
             line=told.line,
             node=told.node,
-            moments=(begun, max(begun, round(end - scene.origin, 1))),
+            moments=(begun, max(begun, round(end - scene.origin, 3))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
             window=self._other_window(scene),
             shown=tuple(round(bound, 4) for bound in scene.range(at)),
@@ -425,5 +425,5 @@ class Past:
 
     def plots(self, panels: tuple[str, ...]) -> tuple[Plot, ...]:
         """The panels at that moment."""
-        self._plots = self._plots or plots(panels, self.scene, self.now)
+        self._plots = self._plots or plots(panels, self.scene, self.now, edge="held")
         return self._plots
