@@ -5,24 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pathways_lab.notebook.panels.legend import legend
+from pathways_lab.notebook.scene.palette import Palette
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.records import Event
 from tests.notebook.synthetic import Cluster, arrival, training
 from tests.notebook.test_panels import scene_at
 
 
-def test_the_legend_has_the_colours_of_programs_that_none_of_their_functions_has() -> None:
-    scene = scene_at(training(1), 1.0)
-    for panel in ("islands", "queues", "utilisation"):
-        assert legend((panel,), (scene, 1.0))[0] == (
-            "programs",
-            (("train", scene.palette.colour("train")),),
-        )
-    assert "programs" not in dict(legend(("graph",), (scene, 1.0)))
-    cluster = Cluster()
-    cluster.gang(0, 1, 0, "a", "a", "", 0.0, 0.5, 0.0)
-    one = scene_at(cluster.records, 1.0)
-    assert "programs" not in dict(legend(("queues",), (one, 1.0)))
+def test_a_program_has_a_colour_in_the_legend_where_a_bar_stands_for_several_functions() -> None:
+    records = training(1)
+    scene = scene_at(records, 1.0)
+    several = "several functions of"
+    assert several not in dict(legend(("queues",), (scene, 1.0)))
+    scene.coarsen(4)
+    told = dict(legend(("queues",), (scene, 1.0)))[several]
+    assert told == (("train", scene.palette.colour("train")),)
+    scene.palette = Palette()  # a saved picture colours only what it draws
+    assert dict(legend(("queues",), (scene, 1.0)))[several] == told
 
 
 def test_the_legend_has_only_programs_and_causes_that_are_in_the_window() -> None:

@@ -79,69 +79,6 @@ def test_workers_that_make_elements_of_feeds_have_lanes_below_those_of_the_hosts
     assert "hosts" in [shown.name for shown in plots(("queues",), scene, 2.0)]
 
 
-# --- islands -------------------------------------------------------------------
-
-
-def test_a_device_is_named_by_what_it_computes_and_not_by_what_it_computed_before():
-    cluster = Cluster(islands=1, devices=1)
-    cluster.gang(0, 1, 0, "before", "first", "", 0.0, 0.4, 0.0)
-    cluster.gang(0, 2, 0, "after", "second", "", 0.4, 0.4, 0.0)
-    scene = scene_at(cluster.in_order(), 0.6)
-    assert column(panel("islands", scene, 0.6), "islands-words", "choices")[0][0] == "0 · second"
-    assert column(panel("islands", scene, 0.6), "islands-cells", "work") == ["second of after"]
-    assert column(panel("islands", scene, 0.6), "islands-meters", "paint") == [
-        scene.palette.code("after")
-    ]
-
-
-def test_every_device_is_a_cell_of_its_island() -> None:
-    plot = panel("islands", scene_at(training(1, hosts=2, devices=2), 0.0), 0.0)
-    names = column(plot, "islands-cells", "name")
-    assert names == [
-        f"island{i}/host{h}, device {d}" for i in range(2) for h in range(2) for d in range(2)
-    ]
-    assert set(column(plot, "islands-cells", "state")) == {"idle"}
-    assert set(column(plot, "islands-cells", "holder")) == {
-        "slice s0 (data=2, model=2) of kernel-1", "slice s1 (data=2, model=2) of kernel-1",
-    }  # fmt: skip
-    heads = column(plot, "islands-heads", "text")
-    assert heads[0].startswith("island0  ·  2 hosts, 4 CPU devices")
-    choices = column(plot, "islands-heads", "choices")[0]
-    assert [len(words.split("  ·  ")) for words in choices] == [3, 2, 2, 1], "for narrower pages"
-    assert choices == sorted(choices, key=len, reverse=True)
-
-
-def test_a_meter_is_as_long_as_its_device_was_busy() -> None:
-    cluster = Cluster(islands=1, devices=1)
-    cluster.gang(0, 1, 0, "p", "n", "", ready=0.25, seconds=0.25, granted=0.0)
-    plot = panel("islands", scene_at(cluster.in_order(), 0.75), 0.75)
-    cell = column(plot, "islands-cells", "right")[0] - column(plot, "islands-cells", "left")[0]
-    meter = column(plot, "islands-meters", "right")[0] - column(plot, "islands-meters", "left")[0]
-    assert meter / cell == pytest.approx(0.5, abs=0.04)
-    assert column(plot, "islands-cells", "state")[0] in ("busy 49 %", "busy 50 %", "busy 51 %")
-
-
-def test_what_runs_now_counts_as_busy_until_now() -> None:
-    launched = Event(
-        "launched", 1.0, "island0", "island0/host0", 1, 0, "p", "n", args={"devices": (0,)}
-    )
-    joined = Event("host-joined", 0.0, "island0", "island0/host0", args={"devices": 1})
-    plot = panel("islands", scene_at([joined, launched], 3.0), 3.0)
-    assert column(plot, "islands-cells", "state") == ["busy 100 %"]
-
-
-def test_free_and_lost_devices_say_so() -> None:
-    records: list[Record] = [
-        Event("host-joined", 0.0, "island0", "island0/host0", args={"devices": 2, "kind": "cpu"}),
-        Event("host-joined", 0.0, "island0", "island0/host1", args={"devices": 2, "kind": "cpu"}),
-        Event("host-lost", 0.5, "island0", "island0/host1", args={"reason": "it exited"}),
-    ]
-    plot = panel("islands", scene_at(records, 1.0), 1.0)
-    assert column(plot, "islands-cells", "state") == ["free", "free"] + ["lost: it exited"] * 2
-    assert len(column(plot, "islands-lost", "left")) == 2
-    assert "lost" in column(plot, "islands-words", "text")
-
-
 # --- order ----------------------------------------------------------------------
 
 
@@ -305,20 +242,28 @@ def test_the_area_of_the_utilisation_panel_is_the_held_time() -> None:
     plot = panel("utilisation", scene_at(records, now), now)
     exact = utilisation([r for r in records if arrival(r) <= now], 0.0, now)
     for island in ("island0", "island1"):
-        place = column(plot, "utilisation-areas", "island").index(island)
-        xs = np.array(column(plot, "utilisation-areas", "xs")[place])
-        ys = np.array(column(plot, "utilisation-areas", "ys")[place])
-        area = abs(np.dot(xs, np.roll(ys, 1)) - np.dot(ys, np.roll(xs, 1))) / 2 / 0.86
+        area = 0.0
+        for of, xs, ys in zip(*(column(plot, "utilisation-areas", name)
+                                for name in ("island", "xs", "ys")), strict=True):  # fmt: skip
+            x, y = np.array(xs), np.array(ys)
+            doubled = abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1)))
+            area += (of == island) * doubled / 2 / 0.86
         share = np.mean([s for lane, s in exact.items() if lane.island == island])
         assert area / now == pytest.approx(share, abs=0.01)
 
 
-def test_programs_are_stacked_and_never_exceed_the_whole() -> None:
+def test_functions_are_stacked_in_their_colours_and_never_exceed_the_whole() -> None:
     cluster = Cluster(islands=1, devices=4)
     for n in range(20):
-        cluster.gang(0, 1, n, "ab"[n % 2], "n", "", 0.0, 0.05, 0.0)
-    plot = panel("utilisation", scene_at(cluster.records, 1.0), 1.0)
-    assert column(plot, "utilisation-areas", "program") == ["a", "b"]
+        cluster.gang(0, 1, n, "ab"[n % 2], ("fwd", "bwd")[n % 2], "", 0.0, 0.05, 0.0)
+    scene = scene_at(cluster.records, 1.0)
+    plot = panel("utilisation", scene, 1.0)
+    seen = {*zip(column(plot, "utilisation-areas", "program"),
+                 column(plot, "utilisation-areas", "fill"), strict=True)}  # fmt: skip
+    assert seen == {
+        ("a", scene.palette.colour("a", "fwd")),
+        ("b", scene.palette.colour("b", "bwd")),
+    }
     ys = np.concatenate([np.array(y) for y in column(plot, "utilisation-areas", "ys")])
     assert ys.min() == pytest.approx(0.5 - 0.86)
     assert ys.max() == pytest.approx(0.5)

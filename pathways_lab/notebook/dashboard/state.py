@@ -3,8 +3,7 @@
 Problem: the panel is a few lines of text and small boxes of the page, in the
 colours of the views, and must be right when the records of joining clients are gone.
 
-Rule for maintainers: a pure function of what the records tell; shares are over
-the same time as those of the islands panel.
+Rule for maintainers: a pure function of what the records tell.
 """
 
 from __future__ import annotations
@@ -12,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pathways_lab.notebook.panels.islands import LOOK_BACK, SHOWN
+from pathways_lab.notebook.panels.islands import SHOWN
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.machine import Lane, SliceSeen
+
+LOOK_BACK = 0.5
+"""Seconds that shares are of: the panel is asked for twice a second."""
 
 
 def state(scene: Scene, clients: Iterable[str], now: float) -> dict[str, Any]:
@@ -64,11 +66,10 @@ def _island(scene: Scene, island: str, shares: dict[Lane, float]) -> dict[str, A
 def _device(scene: Scene, lane: Lane, shares: dict[Lane, float]) -> dict[str, Any]:
     held = scene.machine.held.get((lane.host, lane.device))
     share = shares.get(lane, 0.0)
-    program = scene.program_on(lane)
     what = scene.work_of(lane)
     return {
         "busy": _rounded(share) if share > SHOWN else 0.0,
-        "colour": scene.palette.colour(program) if program else "",
+        "colour": scene.palette.colour(what.program) if what and what.program else "",
         "slice": str(held) if held else "",
         "client": held.client if held else "",
         "work": f"{what.node} of {what.program}" if what else "",
@@ -82,7 +83,7 @@ def _client(scene: Scene, client: str, shares: dict[Lane, float]) -> dict[str, A
     using = sum(
         share
         for lane, share in shares.items()
-        if scene.clients.get(scene.program_on(lane), "") == client
+        if (what := scene.work_of(lane)) and scene.clients.get(what.program, "") == client
     )
     return {
         "name": client,
@@ -96,9 +97,9 @@ def _programs(scene: Scene, shares: dict[Lane, float]) -> list[dict[str, Any]]:
     """Programs that had a device lately, or still have gangs to go; by first appearance."""
     using: dict[str, float] = {}
     for lane, share in shares.items():
-        program = scene.program_on(lane)
-        if program and share > SHOWN:
-            using[program] = using.get(program, 0.0) + share
+        what = scene.work_of(lane)
+        if what and what.program and share > SHOWN:
+            using[what.program] = using.get(what.program, 0.0) + share
     waiting: dict[str, int] = {}
     for island in scene.machine.islands:
         for gang in scene.gangs.order(island):

@@ -1,9 +1,9 @@
-"""Islands: every host and device, its holder, and how busy it was just now.
+"""Islands: every host and device, its holder, and how busy it was.
 
-A device is a meter: its length is the share of the last half second in which
-it computed, its colour the program's.  A sample of "busy at this instant"
+A device is a meter: its length is the share of the time drawn in which it computed, made of
+the colours of the functions.  A sample of "busy at this instant"
 would flicker and say less.  Where there are more than a few hundred devices, those of one
-host share a cell, which shows their average.
+host share a cell, which shows their average, whatever they compute.
 
 Paper: section 3 (virtual devices on islands of accelerators).
 """
@@ -13,20 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.lanes import NAMED
-from pathways_lab.notebook.scene.palette import FAILED, NEUTRAL
+from pathways_lab.notebook.scene.palette import FAILED, HEAT, NEUTRAL, PAINTS
 from pathways_lab.notebook.scene.plot import BOXES, FRAME, TEXTS, Layer, Plot, squeezed, wide
 from pathways_lab.notebook.scene.row_layout import short
 from pathways_lab.notebook.scene.scene import Scene
-from pathways_lab.timeline.busy import recents
+from pathways_lab.notebook.scene.spent import by_device
 from pathways_lab.timeline.machine import HostSeen, Lane, SliceSeen
 from pathways_lab.timeline.records import own
-
-LOOK_BACK = 0.5
-"""Seconds that a meter averages over."""
 
 METER = 0.20
 """Top of a meter, in rows below the middle of its cell."""
@@ -56,17 +54,23 @@ HOVER = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One device, or all devices of a host: where it is drawn, and what is known of it."""
+    """One device, or all devices of a host: where it is drawn, and what is known of it.
+
+    computed: the shares of the time drawn, by colour.
+    """
 
     left: float
     right: float
     row: float
     label: str
     host: HostSeen
-    share: float
+    computed: dict[str, float]
     holder: SliceSeen | None
     what: What | None
-    program: str
+
+    @property
+    def share(self) -> float:
+        return sum(self.computed.values())
 
     @property
     def state(self) -> str:
@@ -99,8 +103,8 @@ class Block:
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
     blocks = list(_blocks(scene))
-    shares = _shares(scene, now)
-    cells = [cell for block in blocks for cell in _cells(scene, block, shares)]
+    computed = by_device(scene, *scene.elapsed(now))
+    cells = [cell for block in blocks for cell in _cells(scene, block, computed)]
     deep = max((block.top + block.tall for block in blocks), default=1.0)
     labels = {
         block.top + row: short(host.name)
@@ -111,14 +115,13 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="islands",
         title="Islands",
-        note=f"each {'device' if _single(scene) else 'host'}'s busy share of the "
-        + ("whole time" if scene.final else "last half second"),
+        note=f"each {'device' if _single(scene) else 'host'}'s busy share of the time drawn",
         height=26 + round(deep * (38 if deep <= 2 else 26)),
         x=(0.0, 1.0),
         y=(-1.0, deep - 0.5),
         layers=(
             Layer("islands-cells", BOXES, _outlines(cells), hover=HOVER, corner=3),
-            Layer("islands-meters", BOXES, _meters(scene, cells), corner=3),
+            Layer("islands-meters", BOXES, _meters(cells)),
             Layer(
                 "islands-lost",
                 BOXES,
@@ -154,7 +157,7 @@ def _single(scene: Scene) -> bool:
     return len(scene.machine.lanes) <= MOST_CELLS
 
 
-def _cells(scene: Scene, block: Block, shares: dict[Lane, float]) -> Iterator[Cell]:
+def _cells(scene: Scene, block: Block, computed: dict[Lane, dict[int, float]]) -> Iterator[Cell]:
     held = scene.machine.held
     single = _single(scene)
     for place, host in enumerate(block.hosts):
@@ -165,25 +168,21 @@ def _cells(scene: Scene, block: Block, shares: dict[Lane, float]) -> Iterator[Ce
         for number, devices in enumerate(groups):
             left = block.left + column * span + number * each
             lanes = [Lane(block.island, host.name, device) for device in devices]
+            if single:
+                shares = {PAINTS[of]: share for of, share in computed.get(lanes[0], {}).items()}
+            else:
+                each_of = (sum(computed[lane].values()) for lane in lanes if lane in computed)
+                shares = {HEAT: sum(each_of) / max(1, len(lanes))}
             yield Cell(
                 left,
                 left + each * (0.94 if len(groups) <= 16 and single else 0.98),
                 block.top + row,
                 str(devices[0]) if single else "",
                 host,
-                sum(shares.get(lane, 0.0) for lane in lanes) / max(1, len(lanes)),
+                shares,
                 next((held[host.name, d] for d in devices if (host.name, d) in held), None),
                 next(filter(None, map(scene.work_of, lanes)), None),
-                next(filter(None, map(scene.program_on, lanes)), ""),
             )
-
-
-def _shares(scene: Scene, now: float) -> dict[Lane, float]:
-    running = [(lane, since, 1.0) for lane, _, since, _ in scene.running()]
-    edges, shares = scene.by_device.shares(now, running)
-    start, end = scene.lately(now)
-    back = end - start if scene.final else LOOK_BACK
-    return {lane: min(1.0, share) for lane, share in recents(edges, shares, now, back).items()}
 
 
 def _boxes(cells: list[Cell]) -> dict[str, list[Any]]:
@@ -211,14 +210,20 @@ def _outlines(cells: list[Cell]) -> dict[str, list[Any]]:
     }
 
 
-def _meters(scene: Scene, cells: list[Cell]) -> dict[str, list[Any]]:
-    busy = [cell for cell in cells if cell.share > SHOWN and not cell.host.lost]
-    return {
-        **_boxes(busy),
-        "right": [cell.left + (cell.right - cell.left) * cell.share for cell in busy],
-        "top": [cell.row + METER for cell in busy],
-        "paint": [scene.palette.code(cell.program) for cell in busy],
-    }
+def _meters(cells: list[Cell]) -> dict[str, list[Any]]:
+    """One part for each colour, beside each other."""
+    out: dict[str, list[Any]] = {n: [] for n in ("left", "right", "top", "bottom", "fill")}
+    for cell in cells:
+        if cell.share <= SHOWN or cell.host.lost:
+            continue
+        ends = accumulate(cell.computed.values(), initial=0.0)
+        for colour, (begin, end) in zip(cell.computed, pairwise(ends), strict=True):
+            out["left"].append(cell.left + (cell.right - cell.left) * begin)
+            out["right"].append(cell.left + (cell.right - cell.left) * end)
+            out["top"].append(cell.row + METER)
+            out["bottom"].append(cell.row + 0.40)
+            out["fill"].append(colour)
+    return out
 
 
 def _lost(cells: list[Cell]) -> dict[str, list[Any]]:

@@ -33,11 +33,10 @@ def legend(panels: tuple[str, ...], *seen: tuple[Scene, float]) -> Legend:
     shown = set().union(*(_programs(*each, set(panels) - PLAIN) for each in seen))
     palette = seen[0][0].palette
     out = [(name, tuple(nodes)) for name, nodes in palette.legend() if name in shown]
-    # Bars that stand for several functions have their program's colour, where it is another.
-    whole = [(name, palette.colour(name)) for name, _ in out]
-    whole = [own for own, (_, nodes) in zip(whole, out, strict=True) if own not in nodes]
-    if {"islands", "queues", "utilisation"} & set(panels) and whole:
-        out.insert(0, ("programs", tuple(whole)))
+    merged = set().union(*(_merged(*each) for each in seen))
+    if merged := {name for name in merged if name}:
+        names = sorted(merged, key=palette.number)
+        out.insert(0, ("several functions of", tuple((n, palette.colour(n)) for n in names)))
     causes = sorted(set().union(*(_causes(*each, panels) for each in seen)))
     if causes:
         out.append(("waits for", tuple((WAITS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
@@ -60,6 +59,13 @@ def _programs(scene: Scene, now: float, panels: set[str]) -> set[str]:
         orders = map(scene.gangs.order, scene.machine.islands)
         out |= {gang.program for order in orders for gang in around_frontier(order)}
     return out
+
+
+def _merged(scene: Scene, now: float) -> set[str]:
+    """Programs of bars that stand for several functions."""
+    known = list(scene.catalogue)
+    seen = [known[row] for row in scene.computed.within(*scene.range(now), "what")]
+    return {what.program for what in seen if not what.node}
 
 
 def _causes(scene: Scene, now: float, panels: tuple[str, ...]) -> set[int]:

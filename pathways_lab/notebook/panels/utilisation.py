@@ -1,6 +1,6 @@
-"""Utilisation: how much of each island computed, and for which program, over time.
+"""Utilisation: how much of each island computed, and what, over time.
 
-One band per island from 0 to 100 %; programs are stacked in their colours, so
+One band per island from 0 to 100 %; functions are stacked in their colours, so
 that idle time stays visible as what is missing at the top.  Transfers do not
 count: they hold no device.  Where several clients compute, a band for each
 client follows, of all devices.
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pathways_lab.notebook.scene.palette import PAINTS
 from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import nothing
-from pathways_lab.timeline.busy import poured, recent
+from pathways_lab.timeline.busy import poured
 
 TALL = 0.86
 """Height of 100 % in rows; the rest separates the bands."""
@@ -32,59 +33,57 @@ STEPS = 100
 MOST = 8
 """Clients that get a row each; of more, hover texts tell."""
 
-RECENT = 1.0
-"""Seconds that the number at the right averages over."""
-
 HOVER = (
     ("program", "@program on @island"),
     ("client", "@client"),
-    ("share of the window", "@share"),
+    ("share of the time drawn", "@share"),
 )
+
+
+Of = tuple[int, str, str]
+"""The index into the palette, the program and the client of computations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """One row: whose time it is of, of how many devices, and by ``(program, client)`` how much."""
+    """One row: whose time it is of, of how many devices, and how many of them computed what."""
 
     name: str
     devices: int
-    seconds: dict[tuple[str, str], NDArray[np.float64]]
+    computed: dict[Of, NDArray[np.float64]]
 
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
     edges, shares = _shares(scene, now)
     bands = _bands(scene, shares)
-    whole = scene.final or scene.shown is not None
     areas: dict[str, list[Any]] = {
         name: [] for name in ("xs", "ys", "fill", "program", "client", "island", "share")
     }
     readouts = {}
     for row, band in enumerate(bands):
         floor = np.zeros(len(edges) - 1)
-        for program, client in sorted(band.seconds, key=lambda of: scene.palette.number(of[0])):
-            share = band.seconds[program, client] / band.devices
+        for of in sorted(band.computed):
+            share = band.computed[of] / band.devices
             ceiling = np.minimum(floor + share, 1.0)
-            if np.max(share, initial=0.0) > 1e-4:
-                xs, ys = steps(edges[:-1], float(edges[-1]), floor, ceiling)
+            for part in _stretches(share > 1e-4):
+                until = float(edges[part.stop])
+                xs, ys = steps(edges[part], until, floor[part], ceiling[part])
                 areas["xs"].append(xs)
                 areas["ys"].append([round(row + 0.5 - y * TALL, 4) for y in ys])
-                areas["fill"].append(scene.palette.colour(program))
-                areas["program"].append(program)
-                areas["client"].append(client)
+                areas["fill"].append(PAINTS[of[0]])
+                areas["program"].append(of[1])
+                areas["client"].append(of[2])
                 areas["island"].append(band.name)
-                areas["share"].append(f"{100 * float(share.mean()):.0f} %")
+                areas["share"].append(f"{100 * _mean(edges, share):.0f} %")
             floor = ceiling
-        back = float(edges[-1] - edges[0]) if whole else RECENT
-        percent = 100 * recent(edges[:-1], floor, float(edges[-1]), back)
-        readouts[float(row)] = f"{percent:.0f} %"
+        readouts[float(row)] = f"{100 * _mean(edges, floor):.0f} %"
     islands = len(scene.machine.islands)
     clients = " and client" if len(bands) > islands else ""
     return Plot(
         name="utilisation",
         title="Utilisation",
-        note=f"share of each island{clients} that computes; at the right, of the "
-        + ("whole time" if whole else "last second"),
+        note=f"share of each island{clients} that computes; at the right, of the time drawn",
         height=max(56, min(420, 52 * len(bands) + 4)),
         x=scene.range(now),
         y=(-0.52, max(len(bands), 1) - 0.5 + 0.02),
@@ -104,18 +103,28 @@ def bounds(scene: Scene, now: float) -> NDArray[np.float64]:
 
     They stay where they are as time goes on; the first and the last part may be shorter.
     """
-    start, end = scene.range(now)
-    end = min(max(now - scene.origin, start + 1e-9), end)
+    start, end = scene.elapsed(now)
+    end = max(end, start + 1e-9)
     width = 2.0 ** math.ceil(math.log2(scene.span(now) / STEPS))
     inner = np.arange(math.floor(start / width) + 1, math.ceil(end / width)) * width
     return np.concatenate(([start], inner, [end]))
 
 
+def _stretches(there: NDArray[np.bool_]) -> list[slice]:
+    """The parts of a curve in which something is there."""
+    bounds = np.flatnonzero(np.diff(there.astype(np.int8), prepend=0, append=0))
+    return [slice(first, after) for first, after in bounds.reshape(-1, 2).tolist()]
+
+
+def _mean(edges: NDArray[np.float64], share: NDArray[np.float64]) -> float:
+    """Over all parts between *edges*."""
+    return float(share @ np.diff(edges) / (edges[-1] - edges[0]))
+
+
 def _shares(
     scene: Scene, now: float
-) -> tuple[NDArray[np.float64], dict[tuple[str, str, str], NDArray[np.float64]]]:
-    """The bounds of parts, and for each island, program and client how many devices computed in
-    each part."""
+) -> tuple[NDArray[np.float64], dict[tuple[str, Of], NDArray[np.float64]]]:
+    """The bounds of parts, and for each island how many devices computed what in each part."""
     edges = bounds(scene, now)
     bars: dict[str, Any] = scene.bars.columns()
     gangs = bars["bottom"] - bars["top"] > 0.5
@@ -123,18 +132,21 @@ def _shares(
     devices = (bars["busy"] * bars["count"] / 1000)[gangs] / (right - left)
     highs = np.array([high for _, high in scene.lanes.rows.bands])
     named = [(what.program, what.client) for what in scene.catalogue]
-    programs = {program: code for code, program in enumerate(dict.fromkeys(named))}
-    codes = np.array([programs[program] for program in named], np.int64)
+    known = {of: code for code, of in enumerate(dict.fromkeys(named))}
+    codes = np.array([known[of] for of in named], np.int64)
     kinds = np.searchsorted(highs, bars["top"][gangs]) * len(codes) + codes[bars["what"][gangs]]
-    parts: dict[tuple[str, str, str], list[NDArray[np.float64]]] = {}
+    kinds = kinds * len(PAINTS) + bars["paint"][gangs]
+    parts: dict[tuple[str, Of], list[NDArray[np.float64]]] = {}
     for kind in np.unique(kinds).tolist():
-        island, code = divmod(kind, len(codes))
-        key = scene.machine.islands[island], *list(programs)[code]
-        of = kinds == kind
-        parts.setdefault(key, []).append(poured(edges, left[of], right[of], devices[of]))
-    begun: dict[tuple[str, str, str], list[float]] = {}
-    for lane, _, since, told in scene.running():
-        begun.setdefault((lane.island, told.program, told.client), []).append(since - scene.origin)
+        rest, paint = divmod(kind, len(PAINTS))
+        island, code = divmod(rest, len(codes))
+        key = scene.machine.islands[island], (paint, *list(known)[code])
+        here = kinds == kind
+        parts.setdefault(key, []).append(poured(edges, left[here], right[here], devices[here]))
+    begun: dict[tuple[str, Of], list[float]] = {}
+    for lane, _, since, what in scene.running():
+        of = scene.palette.code(what.program, what.node), what.program, what.client
+        begun.setdefault((lane.island, of), []).append(since - scene.origin)
     for key, times in begun.items():
         at = np.array(times)
         part = poured(edges, at, np.maximum(at, edges[-1]))
@@ -143,18 +155,18 @@ def _shares(
     return edges, {key: np.sum(each, axis=0) / lengths for key, each in parts.items()}
 
 
-def _bands(scene: Scene, seconds: Mapping[tuple[str, str, str], NDArray[np.float64]]) -> list[Band]:
+def _bands(scene: Scene, computed: Mapping[tuple[str, Of], NDArray[np.float64]]) -> list[Band]:
     """Every island; and where several clients compute, every client on all of them."""
     sizes = {
         island: sum(host.devices for host in scene.machine.hosts_of(island))
         for island in scene.machine.islands
     }
-    of_island: dict[str, dict[tuple[str, str], NDArray[np.float64]]] = {}
-    of_client: dict[str, dict[tuple[str, str], NDArray[np.float64]]] = {}
-    for (island, program, client), spent in seconds.items():
-        of_island.setdefault(island, {})[program, client] = spent
-        own = of_client.setdefault(client, {})
-        own[program, client] = own.get((program, client), 0.0) + spent
+    of_island: dict[str, dict[Of, NDArray[np.float64]]] = {}
+    of_client: dict[str, dict[Of, NDArray[np.float64]]] = {}
+    for (island, of), devices_at in computed.items():
+        of_island.setdefault(island, {})[of] = devices_at
+        own = of_client.setdefault(of[2], {})
+        own[of] = own.get(of, 0.0) + devices_at
     found = [Band(name, max(1, n), of_island.get(name, {})) for name, n in sizes.items()]
     if 1 < len(of_client) <= MOST:
         devices = max(1, sum(sizes.values()))

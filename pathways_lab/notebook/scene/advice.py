@@ -112,8 +112,8 @@ def advice(scene: Scene, now: float) -> str:
     """The sentence about what is shown at *now* (seconds); "" where none is worth it."""
     if not scene.busy and (making := scene.compiling.now()):
         return _compiling(making)
-    start, end = scene.range(now)
-    end = min(end, (now if scene.busy else scene.last) - scene.origin)  # what is to come is empty
+    start, end = scene.elapsed(now)
+    end = end if scene.busy else min(end, scene.last - scene.origin)
     if end <= start:
         return ""
     times, client = spent(scene, start, end), _one_by_one(scene)

@@ -554,11 +554,6 @@ class Scene:
         head = self.waiting[lane].head() if lane in self.waiting else None
         return head[2] if head else self.recent.get(lane)
 
-    def program_on(self, lane: Lane) -> str:
-        """The program whose colour a device has: the last one."""
-        what = self.work_of(lane)
-        return what.program if what else ""
-
     def drawn_at(self, lane: Lane) -> float | None:
         """The lane in which a device is drawn; None: another one is drawn for it."""
         place = self.lanes.drawn.get(self.rows.of.get(lane, -1.0))

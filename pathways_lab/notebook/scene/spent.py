@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pathways_lab.notebook.scene.awaited import waits_so_far
-from pathways_lab.notebook.scene.palette import family
+from pathways_lab.notebook.scene.palette import PAINTS, family
 from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.timeline.machine import Lane
 
 
 class Spent(NamedTuple):
@@ -41,6 +42,41 @@ class Spent(NamedTuple):
     def nothing(self) -> float:
         """The part of it in which devices had nothing to do, 0 to 1."""
         return max(0.0, 1.0 - self.busy - self.share(*WAITS)) if self.whole else 0.0
+
+
+def by_device(scene: Scene, start: float, end: float) -> dict[Lane, dict[int, float]]:
+    """By device that ever computed, and index into the palette: the share of the time between two
+    moments (seconds on the axis) in which it computed.
+
+    Devices that share a row of the device queues share its mean.  Where many hosts share one, the
+    share is their host's, and without colours.
+    """
+    lanes, running = scene.lanes.rows.of, scene.running()
+    used = [lane for lane in {*scene.recent, *(each[0] for each in running)} if lane in lanes]
+    length = max(end - start, 1e-9)
+    if scene.many:
+        edges = np.array([start, end]) + scene.origin
+        held = scene.heat.seconds(edges, [(lane, since) for lane, _, since, _ in running])
+        many = Counter((lane.island, lane.host) for lane in used)
+        shares = {of: float(held[of][0]) / many[of] / length if of in held else 0.0 for of in many}
+        return {lane: {0: min(1.0, shares[lane.island, lane.host])} for lane in used}
+    found: dict[float, dict[int, float]] = {row: {} for row in scene.lanes.rows.labels}
+    at, devices = sorted(found), Counter(lanes[lane] for lane in used)
+    bars, seconds = scene.computed.seconds(start, end)
+    seconds *= bars["bottom"] - bars["top"] > 0.5  # not arrivals
+    keys = np.searchsorted(at, bars["top"]) * len(PAINTS) + bars["paint"]
+    sums = np.bincount(keys, seconds)
+    for key in np.flatnonzero(sums).tolist():
+        found[at[key // len(PAINTS)]][key % len(PAINTS)] = float(sums[key])
+    for lane, _, since, what in running:
+        if lane in lanes:
+            computed, paint = found[lanes[lane]], scene.palette.code(what.program, what.node)
+            begun = max(start, since - scene.origin)
+            computed[paint] = computed.get(paint, 0.0) + max(0.0, end - begun)
+    for row, computed in found.items():
+        for paint in computed:
+            computed[paint] = min(1.0, computed[paint] / devices[row] / length)
+    return {lane: found[lanes[lane]] for lane in used}
 
 
 def percents(*shares: float) -> list[int]:

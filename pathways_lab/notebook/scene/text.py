@@ -19,9 +19,8 @@ from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import parts
 from pathways_lab.notebook.scene.row_layout import short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
-from pathways_lab.notebook.scene.spent import percents, spent
+from pathways_lab.notebook.scene.spent import by_device, percents, spent
 from pathways_lab.timeline.bars import Bar
-from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.compiling import Making
 from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
@@ -80,22 +79,19 @@ def summary(scene: Scene, now: float, title: str) -> str:
 
 def table(scene: Scene, now: float, title: str) -> str:
     """A table of devices: what they computed, how much of the time, and what last."""
-    edges, shares = scene.by_device.shares(
-        now, [(lane, since, 1.0) for lane, _, since, _ in scene.running()]
-    )
     lines = [summary(scene, now, title)]
     lanes = scene.machine.lanes
     if not lanes:
         return lines[0]
-    start, end = scene.lately(now)
-    seconds = end - start
+    start, end = scene.elapsed(now)
+    shares = by_device(scene, start, end)
     rows: list[tuple[str, ...]] = []
     grouped: dict[tuple[str, ...], list[Lane]] = {}
     for lane in lanes:
         device = str(lane.device) if len(lanes) <= MOST_LINES else "all"
         grouped.setdefault((lane.island, short(lane.host), device), []).append(lane)
     for names, group in grouped.items():
-        share = sum(recent(edges, shares[lane], now, seconds) for lane in group if lane in shares)
+        share = sum(sum(shares[lane].values()) for lane in group if lane in shares)
         what = next((scene.recent[lane] for lane in group if lane in scene.recent), None)
         last = f"{what.node or 'several'} of {what.program or 'several programs'}" if what else "-"
         rows.append((*names, f"{100 * share / len(group):.0f} %", last))
@@ -103,7 +99,7 @@ def table(scene: Scene, now: float, title: str) -> str:
     lines += ["  " + line for line in TextTable(rows[:MOST_LINES], heads, "<<<><").lines()]
     if len(rows) > MOST_LINES:
         lines.append(f"  ... and {len(rows) - MOST_LINES} more hosts")
-    lines.append(f"  (busy: share of {seconds:.2f} s; transfers do not count)")
+    lines.append(f"  (busy: share of {end - start:.2f} s; transfers do not count)")
     if said := advice(scene, now):
         lines.append(f"  {said}")
     return "\n".join(lines)
