@@ -412,17 +412,18 @@ class Waits:
                     del idle[:-LAST]
 
     def so_far(
-        self, run: int, step: int, node: str, lanes: tuple[Lane, ...], lane: Lane, start: float
-    ) -> list[tuple[str, float, float]]:
+        self, run: int, step: int, node: str, lanes: tuple[Lane, ...], lane: Lane, start: float,
+        more: Iterable[tuple[str, float]] = (),
+    ) -> list[tuple[str, float, float]]:  # fmt: skip
         """The waits of *lane* before a gang that it began at *start* (seconds) with *lanes* of its
-        host, as far as they are known: ``(cause, from, until)``.  Nothing is folded."""
+        host, as known, and for *more* until then: ``(cause, from, until)``.  Nothing is folded."""
         known = self._runs.get(run)
         first = (self._together.get(lane.host) or lanes)[0]  # see _as_one
         since = self._free.get(lane, self._free.get(first, self._since))
         if known is None or known.submitted == since == -np.inf:
             return []
         gang = _Gang(run, step, lanes[0].host, node, tuple([lane.device for lane in lanes]))
-        parts = blame(since, start, known.submitted, self._obstacles(gang, known, start))
+        parts = blame(since, start, known.submitted, self._obstacles(gang, known, start, more))
         return [part for part in parts if part[0] != NOTHING]
 
     def _unclaimed(self, lane: Lane, submitted: float) -> list[tuple[float, float]]:
@@ -434,11 +435,12 @@ class Waits:
         return found[::-1]
 
     def _obstacles(
-        self, gang: _Gang, run: _Run, start: float
+        self, gang: _Gang, run: _Run, start: float, more: Iterable[tuple[str, float]] = ()
     ) -> Iterator[tuple[str, float, float]]:
         """``(cause, from, until)`` of everything that had to happen before *gang*."""
         begin = run.submitted
         begun = run.first if run.first < float("inf") else begin
+        yield from ((cause, begun, end) for cause, end in more)
         if run.admitted is not None:
             yield run.admitted
         yield INPUT, begin, run.ahead[0]
@@ -446,11 +448,9 @@ class Waits:
         arrivals: list[Span | None]
         if gang.step < len(flow):
             made = flow[gang.step].after
-            arrivals = [arrived.get(step) for step in made]
-            ends = run.ends(made)
+            arrivals, ends = [arrived.get(step) for step in made], run.ends(made)
         else:
-            arrivals = list(islice(reversed(arrived.values()), LAST))
-            ends = []
+            arrivals, ends = list(islice(reversed(arrived.values()), LAST)), []
         for arrival in arrivals:
             if arrival is not None and arrival.end <= start:
                 yield TRANSFER, arrival.start, arrival.end

@@ -6,19 +6,20 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.awaited import waits_so_far
 from pathways_lab.notebook.scene.gang_number import number
-from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, WAITS, Scene
 from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.notebook.view.view import View
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
-from pathways_lab.timeline.waits import INPUT, ORDER, TRANSFER
+from pathways_lab.timeline.waits import INPUT, ORDER, TRANSFER, known_order
 from tests.notebook.synthetic import Cluster, arrival, training
 from tests.notebook.test_lanes import late
 
@@ -162,19 +163,56 @@ def test_the_gap_before_what_runs_has_its_causes_before_that_has_ended() -> None
 
 
 def test_an_idle_device_waits_for_its_next_gang_already() -> None:
-    """Until its inputs are made, then for their bytes; a reader need not wait with it."""
+    """Until its inputs are made, then for what is not known before their bytes have come."""
     cluster = Cluster()
     cluster.pipeline(micro=1)
     again = cluster.pipeline(micro=1, at=0.5)
     assert again > 0.5
-    for moment, cause in ((0.53, INPUT), (0.55, TRANSFER)):
+    for moment, cause in ((0.53, INPUT), (0.55, UNKNOWN)):
         scene = Scene(0.0, 20.0)
         scene.add([r for r in cluster.in_order() if arrival(r) <= moment], moment)
         marks = waits_so_far(scene, moment)
-        mine = {WAITS[int(kind)]: right for kind, right, top in zip(
+        mine = {MARKS[int(kind)]: right for kind, right, top in zip(
             marks["kind"], marks["right"], marks["top"], strict=True) if top > 0.6}  # fmt: skip
         assert max(mine, key=lambda cause: mine[cause]) == cause
         assert mine[cause] == pytest.approx(moment)
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_a_cause_that_is_drawn_while_a_device_waits_is_never_taken_back(micro: int) -> None:
+    cluster, at = Cluster(islands=3), 0.0
+    for _ in range(3):
+        at = cluster.pipeline(micro=micro, at=at + 0.02)
+    begun = {(r.run, r.step): r.start for r in cluster.records
+             if isinstance(r, Span) and r.kind == "gang"}  # fmt: skip
+    records = sorted(
+        [
+            replace(r, time=begun[r.run, r.step])
+            if isinstance(r, Event) and r.kind == "launched" else r
+            for r in cluster.records
+        ],
+        key=known_order,
+    )  # fmt: skip
+    whole = Scene(0.0, 20.0)
+    whole.add(records, at)
+    final = whole.waited.table.columns()
+    told = unknown = 0.0
+    for moment in np.arange(0.01, at, 0.013).tolist():
+        scene = Scene(0.0, 20.0)
+        scene.add([r for r in records if arrival(r) <= moment], moment)
+        marks = waits_so_far(scene, moment)
+        for kind, left, right, top in zip(
+            *(marks[name].tolist() for name in ("kind", "left", "right", "top")), strict=True
+        ):
+            if MARKS[int(kind)] == UNKNOWN:
+                unknown += right - left
+                continue
+            same = (final["kind"] == kind) & (abs(final["top"] - top) < 1e-3)
+            common = np.minimum(final["right"], right) - np.maximum(final["left"], left)
+            shared = np.maximum(common, 0.0)[same].sum()
+            assert shared == pytest.approx(right - left, abs=1e-6), (moment, MARKS[int(kind)])
+            told += right - left
+    assert told > unknown, "most of it is known"
 
 
 def test_an_idle_device_whose_next_gang_needs_one_that_computes_waits_for_the_order() -> None:

@@ -24,6 +24,17 @@ def test_a_program_has_a_colour_in_the_legend_where_a_bar_stands_for_several_fun
     assert dict(legend(("queues",), (scene, 1.0)))[several] == told
 
 
+def test_an_empty_lane_is_in_the_legend_where_there_is_one() -> None:
+    cluster = Cluster(islands=1)
+    end = cluster.pipeline(at=0.0)
+    scene = Scene(0.0, 20.0)
+    scene.add(cluster.in_order(), end)
+    told = legend(("queues",), (scene, end)), legend(("utilisation",), (scene, end + 1.0))
+    assert all("empty lane" not in dict(each) for each in told)
+    later = dict(legend(("queues",), (scene, end + 1.0)))
+    assert [name for name, _ in later["empty lane"]] == ["nothing to do"]
+
+
 def test_the_legend_has_only_programs_and_causes_that_are_in_the_window() -> None:
     cluster = Cluster()
     over = cluster.pipeline("old")
@@ -36,7 +47,8 @@ def test_the_legend_has_only_programs_and_causes_that_are_in_the_window() -> Non
     assert {"new", "waits for"} <= dict(legend(panels, (scene, end))).keys()
     assert "old" not in dict(legend(panels, (scene, end)))
     assert "old" in dict(legend((*panels, "order"), (scene, end))), "its gangs are in the order"
-    assert dict(legend(panels, (scene, end + 5.0))).keys() == {"waits for"}, "a drag shows them"
+    last = dict(legend(panels, (scene, end + 5.0))).keys()
+    assert last == {"waits for", "empty lane"}, "a drag shows them"
 
 
 def test_the_legend_is_of_the_run_that_is_shown() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from pathways_lab.notebook.scene.overview import Overview
-from pathways_lab.notebook.scene.palette import DARK, INK, LIGHT, PAINTS
+from pathways_lab.notebook.scene.palette import DARK, EMPTY, INK, LIGHT, PAINTS
 from pathways_lab.notebook.scene.plot import (
     AREAS,
     BOXES,
@@ -214,7 +214,8 @@ def _legend(sheet: Sheet, legend: Iterable[tuple[str, Sequence[tuple[str, str]]]
         for name, colour in nodes:
             if x + wide(name) + 16 > WIDTH:
                 x, y, height = 0.0, y + 18, height + 18
-            sheet.path(f"M{short(x)} {short(y - 5)}h11v11h-11z", f'fill="{colour}"')
+            edge = 'stroke="#808080"' if colour == EMPTY else ""
+            sheet.path(f"M{short(x)} {short(y - 5)}h11v11h-11z", f'fill="{colour}" {edge}')
             sheet.text(x + 16, y, name)
             x += wide(name) + 30
         x += 12

@@ -14,11 +14,16 @@ import numpy as np
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.panels.order import around_frontier
 from pathways_lab.notebook.scene.awaited import waits_so_far
-from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS
-from pathways_lab.notebook.scene.scene import WAITS, WORK, Scene
+from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, EMPTY, PAINTS, WORK_PAINTS
+from pathways_lab.notebook.scene.scene import MARKS, WORK, Scene
+from pathways_lab.notebook.scene.spent import spent
+from pathways_lab.timeline.waits import NOTHING
 
 ONE_RUN = {"graph": False, "planned": True}
 """Panels that show one run, and so the colours of one program; whether it has ended, if one has."""
+
+SEEN = 0.005
+"""Share of the time with nothing to do from which on it is explained."""
 
 PLAIN = {"memory", "messages"}
 """Panels without the colours of programs."""
@@ -39,7 +44,9 @@ def legend(panels: tuple[str, ...], *seen: tuple[Scene, float]) -> Legend:
         out.insert(0, ("several functions of", tuple((n, palette.colour(n)) for n in names)))
     causes = sorted(set().union(*(_causes(*each, panels) for each in seen)))
     if causes:
-        out.append(("waits for", tuple((WAITS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
+        out.append(("waits for", tuple((MARKS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
+    if "queues" in panels and any(spent(s, *s.lately(at))[""].nothing > SEEN for s, at in seen):
+        out.append(("empty lane", ((NOTHING, EMPTY),)))
     if "hosts" in panels and any(len(scene.worked.table) for scene, _ in seen):
         paints = zip(WORK, WORK_PAINTS, strict=True)
         out.append(("host work", tuple((name, PAINTS[paint]) for name, paint in paints)))

@@ -31,7 +31,7 @@ from pathways_lab.notebook.scene.plot import (
     wide,
 )
 from pathways_lab.notebook.scene.row_layout import Rows, short
-from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.records import own
 from pathways_lab.timeline.waits import INPUT
@@ -93,7 +93,7 @@ def plot(scene: Scene, now: float) -> Plot:
                 first=scene.waited.table.first,
                 hover=WAITED,
                 alpha=0.9,
-                kinds=WAITS,
+                kinds=MARKS,
                 lined=True,
             ),
             Layer(
@@ -102,7 +102,7 @@ def plot(scene: Scene, now: float) -> Plot:
                 open_waits,
                 hover=WAITED,
                 alpha=0.9,
-                kinds=WAITS,
+                kinds=MARKS,
                 lined=True,
             ),
             Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER, lined=True),
@@ -199,7 +199,7 @@ def _causes(scene: Scene, marks: dict[str, Any], now: float, each: float) -> dic
         made = kinds[n] == WAITS.index(INPUT) and run in runs
         until = float(marks["right"][n]) + scene.origin
         node = maker(scene, runs[run], step, until)[0] if made else ""
-        return f"waits for {node}" if node else WAITS[kinds[n]]
+        return f"waits for {node}" if node else MARKS[kinds[n]]
 
     inward = np.where(kinds < len(WAITS) // 2, BESIDE, -BESIDE)
     return {

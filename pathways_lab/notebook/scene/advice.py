@@ -30,7 +30,7 @@ from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.lanes import STEADY
 from pathways_lab.notebook.scene.palette import family
-from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
 from pathways_lab.notebook.scene.spent import Spent, percents, spent
 from pathways_lab.timeline.bars import Bar
 from pathways_lab.timeline.columns import Floats
@@ -168,7 +168,7 @@ def _told(
 
     cause: of waiting, which has its share, "" for all together.  of: more about it.
     """
-    waits = time.share(*WAITS)
+    waits = time.share(*MARKS)
     share = time.share(cause) if cause else waits
     busy, share, other, nothing = percents(time.busy, share, waits - share, time.nothing)
     parts = [

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS
-from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, Scene
 from pathways_lab.timeline.flow import Flow
 from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
-from pathways_lab.timeline.waits import DISPATCH, INPUT, ORDER, TRANSFER
+from pathways_lab.timeline.waits import DISPATCH, INPUT, ORDER
 
 SAME = 1e-6
 """Seconds by which times may differ that mean the same moment."""
@@ -115,6 +115,12 @@ def needed(scene: Scene) -> dict[Lane, str]:
 def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
     """Marks of what devices waited for before what they work on, and of what idle ones wait for
     *now* (seconds), as those of what has ended."""
+    if now not in scene.so_far:
+        scene.so_far[now] = _waits_so_far(scene, now)
+    return scene.so_far[now]
+
+
+def _waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
     together: dict[tuple[GangKey, str], list[Lane]] = {}
     begun = {}
     for lane, key, since, what in scene.running():
@@ -132,19 +138,15 @@ def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
             if row is None or row in seen:
                 continue
             seen.add(row)
-            rest = DISPATCH
+            rest, more = DISPATCH, []
             if (key, host) in begun:
                 since, what = begun[key, host]
             else:
                 gang, since = next_gangs[lane], max(now, scene.waiting[lane].ended)
                 what = What(gang.node, gang.program, gang.client, gang.line)
-                node, made = missing(scene, gang, host)
-                if node:
-                    rest = TRANSFER if made is None else INPUT
-                elif any(other.host == host for other in busy & _lanes(scene, gang)):
-                    rest = ORDER
+                rest, more = UNKNOWN, _sure(scene, gang, host, busy, since)
             stands = scene.lanes.drawn[scene.rows.of[lane]][1]
-            parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since)
+            parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since, more)
             for cause, start, over in parts:
                 # Nothing that is known explains the last part yet.
                 cause = rest if (cause, over) == (DISPATCH, since) else cause
@@ -153,6 +155,23 @@ def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
         name: np.array([mark[name] for mark in marks], column.dtype)
         for name, column in scene.waited.table.columns().items()
     }
+
+
+def _sure(
+    scene: Scene, gang: Gang, host: str, busy: set[Lane], now: float
+) -> list[tuple[str, float]]:
+    """The causes for which a gang waits whatever comes, and until when (seconds) at least.
+
+    Its bytes may not have been under way since they were made, and where others compute on its
+    devices that may be told to be the cause of all of it.
+    """
+    made = makers(scene.flows.run(gang.run), gang.step)
+    shared = any(other.host == host for other in busy & _lanes(scene, gang))
+    if shared:
+        return [] if missing(scene, gang, host)[0] else [(ORDER, now)]
+    return (
+        [(INPUT, min(now, max(ended_at(scene, gang.run, step) for step in made)))] if made else []
+    )
 
 
 def _lanes(scene: Scene, gang: Gang) -> set[Lane]:
@@ -164,7 +183,7 @@ def _mark(
     scene: Scene, key: GangKey, what: What, row: float, count: float,
     cause: str, begun: float, over: float,
 ) -> dict[str, float]:  # fmt: skip
-    kind = WAITS.index(cause)
+    kind = MARKS.index(cause)
     top, bottom = scene.waited.edges[kind]
     return {
         "left": begun - scene.origin, "right": over - scene.origin,

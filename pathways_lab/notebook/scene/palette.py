@@ -40,6 +40,9 @@ FAILED = "#c1272d"
 HEAT = "#2f7fb8"
 """Devices that compute, whatever they compute: with an intensity."""
 
+EMPTY = "transparent"
+"""Ground that nothing is drawn on."""
+
 INK = "#757575"
 """Text and rules that must be read on white and on near-black alike."""
 
@@ -62,8 +65,8 @@ _FIRST = PAINTS.index(HUES[0])
 WORK_PAINTS = tuple(range(len(PAINTS) - len(WORK_COLOURS), len(PAINTS)))
 """Indices of :data:`WORK_COLOURS`."""
 
-CAUSE_PAINTS = tuple(range(WORK_PAINTS[0] - len(CAUSE_COLOURS), WORK_PAINTS[0]))
-"""Indices of :data:`CAUSE_COLOURS`."""
+CAUSE_PAINTS = (*range(WORK_PAINTS[0] - len(CAUSE_COLOURS), WORK_PAINTS[0]), 0)
+"""Indices of :data:`CAUSE_COLOURS`, and that of a cause that is not known yet."""
 
 
 def luminance(colour: str) -> float:

@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pathways_lab.notebook.scene.balance import Balance
 from pathways_lab.notebook.scene.device_state import Catalogue, Used, Waiting, What
@@ -39,6 +40,7 @@ from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span, own
 from pathways_lab.timeline.waits import (
     CAUSES,
+    INPUT,
     NOTHING,
     DeviceWaits,
     RowWaits,
@@ -58,6 +60,11 @@ BINS = 1000
 
 WAITS = tuple(cause for cause in CAUSES if cause != NOTHING)
 """The causes that are drawn for a device that waits; nothing to do is an empty row."""
+
+UNKNOWN = "not known yet"
+
+MARKS = (*WAITS, UNKNOWN)
+"""The marks of waiting, by kind: while a device waits its cause may not be known yet."""
 
 WORK = ("receive", "prepare", "launch", "send")
 """Kinds of control work of a host."""
@@ -132,12 +139,14 @@ class Scene:
             alpha=(np.float32, lambda b: 0.75 if b.kind else 1.0),
             run=(np.float64, lambda b: float(own(b.run))),
         )  # fmt: skip
+        causes, works = shared_row(-0.40, 0.30, len(WAITS)), shared_row(-0.44, 0.44, len(WORK))
+        causes.append(causes[WAITS.index(INPUT)])  # the usual cause, when it is known
         self.waited, self.worked = (
             Strip(
-                origin, shared_row(low, high, len(paints)), budget, about,
+                origin, edges, budget, about,
                 by_kind(paints), kind=(np.float32, lambda b: float(b.kind)),
             )
-            for paints, low, high in ((CAUSE_PAINTS, -0.40, 0.30), (WORK_PAINTS, -0.44, 0.44))
+            for paints, edges in ((CAUSE_PAINTS, causes), (WORK_PAINTS, works))
         )  # fmt: skip
         self.clients: dict[str, str] = {}
         self.longest: dict[tuple[str, str], float] = {}
@@ -155,6 +164,8 @@ class Scene:
         self._structure = -1
         self._laid: tuple[Rows, int, frozenset[str], frozenset[Hashable]] | None = None
         self.lanes = self.alike.lanes(self._rows, (), ())
+        self.so_far: dict[float, dict[str, NDArray[np.generic]]] = {}
+        """By moment, the waits that go on, for all that ask before more is known."""
         self._strips = self.computed, self.waited, self.worked
         self._draw_lanes()
 
@@ -189,6 +200,7 @@ class Scene:
     def add(self, items: Iterable[Item], now: float) -> None:
         """Fold *items*, which are all that is known at *now* (seconds)."""
         items = tuple(items)
+        self.so_far.clear()
         # The resolution depends on what is shown, and so on where computations are.
         self.steps.add(items)
         self.profile.add(items)

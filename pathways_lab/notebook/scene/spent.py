@@ -18,7 +18,7 @@ import numpy as np
 
 from pathways_lab.notebook.scene.awaited import waits_so_far
 from pathways_lab.notebook.scene.palette import PAINTS, family
-from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.scene import MARKS, Scene
 from pathways_lab.timeline.machine import Lane
 
 
@@ -41,7 +41,7 @@ class Spent(NamedTuple):
     @property
     def nothing(self) -> float:
         """The part of it in which devices had nothing to do, 0 to 1."""
-        return max(0.0, 1.0 - self.busy - self.share(*WAITS)) if self.whole else 0.0
+        return max(0.0, 1.0 - self.busy - self.share(*MARKS)) if self.whole else 0.0
 
 
 def by_device(scene: Scene, start: float, end: float) -> dict[Lane, dict[int, float]]:
@@ -108,7 +108,7 @@ def spent(scene: Scene, start: float, end: float) -> dict[str, Spent]:
     for (low, high), time in zip(bands.values(), out.values(), strict=True):
         for columns, seconds, key, names, sums in (
             (bars, held, "what", functions, time.computed),
-            (marks, idle, "kind", WAITS, time.waited),
+            (marks, idle, "kind", MARKS, time.waited),
         ):
             here = (columns["top"] > low) & (columns["top"] < high)
             each = np.bincount(columns[key][here].astype(int), seconds[here])

@@ -18,7 +18,7 @@ from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import parts
 from pathways_lab.notebook.scene.row_layout import short
-from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
 from pathways_lab.notebook.scene.spent import by_device, percents, spent
 from pathways_lab.timeline.bars import Bar
 from pathways_lab.timeline.compiling import Making
@@ -111,7 +111,7 @@ def about_stretch(scene: Scene, start: float, end: float) -> tuple[tuple[str, st
     arrivals = (held > 0) & (bars["bottom"] - bars["top"] < 0.5)
     arrived = int(bars["count"][arrivals].sum())
     time = spent(scene, start, end)[""]
-    busy, waited, nothing = percents(time.busy, time.share(*WAITS), time.nothing)
+    busy, waited, nothing = percents(time.busy, time.share(*MARKS), time.nothing)
     return (
         ("", f"{start:.3f} s to {end:.3f} s"),
         ("computed", f"{busy} %" + _parts(time.computed, time.whole)),
