@@ -284,6 +284,11 @@ def test_causes_of_waiting_have_their_names_where_there_is_room() -> None:
         of = (marks["kind"] == WAITS.index(cause)) & (marks["left"] <= x) & (x <= marks["right"])
         wide_enough = (marks["right"] - marks["left"]) * FRAME > wide(text)
         assert (of & wide_enough).any(), "it would lie on its neighbours"
+    scene.waited.coarsen(4, float("inf"))
+    plot = PANELS["queues"](scene, 1.0)
+    words = next(dict(each.columns) for each in plot.layers if each.name == "queues-causes")
+    alone = scene.waited.table.columns()["gang"] >= 0
+    assert len(words["text"]) <= alone.sum() < len(alone), "the others lie on each other"
     many = scene_of(training(1, islands=20), 1.0)
     layers = PANELS["queues"](many, 1.0).layers
     none = next(list(each.columns["text"]) for each in layers if each.name == "queues-causes")

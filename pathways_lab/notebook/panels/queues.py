@@ -186,12 +186,13 @@ def _host_labels(rows: Rows, each: float) -> dict[float, str]:
 
 def _causes(scene: Scene, marks: dict[str, Any], now: float, each: float) -> dict[str, list[Any]]:
     """The names of causes beside their marks, since colours alone may look alike: of an earlier
-    computation its own."""
+    computation its own.  Marks that stand for several lie on each other."""
     start, end = scene.range(now)
     left, right = np.maximum(marks["left"], start), np.minimum(marks["right"], end)
     room, kinds = (right - left) / (end - start), marks["kind"].astype(int)
     middle = (marks["top"] + marks["bottom"]) / 2
-    fits = _apart(_widest(room * (each >= TALL)), middle, (left - start) / (end - start))
+    named = (each >= TALL) & (marks["gang"] >= 0)
+    fits = _apart(_widest(room * named), middle, (left - start) / (end - start))
     runs = {own(run): run for run in scene.runs}
 
     def word(n: int) -> str:
