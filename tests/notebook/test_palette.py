@@ -11,6 +11,7 @@ from pathways_lab.notebook.scene.palette import (
     BETWEEN,
     CAUSE_COLOURS,
     DARK,
+    HEAT,
     HUES,
     INK,
     LIGHT,
@@ -89,7 +90,7 @@ def test_no_function_looks_like_a_cause() -> None:
         assert distance(hue, work, NORMAL) > 20, (hue, work)
     for one, two in itertools.combinations((*CAUSE_COLOURS, NEUTRAL), 2):
         assert distance(one, two, NORMAL) > 18, (one, two)
-    for one, two in itertools.combinations(HUES, 2):
+    for one, two in itertools.combinations((*HUES, HEAT), 2):
         assert distance(one, two, NORMAL) > 25, (one, two)
 
 

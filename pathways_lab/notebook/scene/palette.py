@@ -37,8 +37,8 @@ NEUTRAL = "#8c8c8c"
 FAILED = "#c1272d"
 """Poisoned, failed, lost; always together with a hatch or a word."""
 
-HEAT = "#2f7fb8"
-"""Devices that compute, whatever they compute: with an intensity."""
+HEAT = "#0f8f8f"
+"""Devices that compute, whatever they compute: no function's colour, with an intensity."""
 
 EMPTY = "transparent"
 """Ground that nothing is drawn on."""
