@@ -100,6 +100,9 @@ def test_how_long_a_function_is_compiled_goes_on_and_never_back(head: Shown) -> 
     head.show(**first)
     assert head.says("compiling") == "compiling forward, 2 of 6, 1.9 s", "the kernel counts seconds"
     head.page.clock.run_for(100)
+    head.show(state="compiling", compiling=("forward", 2, 6, 2), at=3.0)
+    head.page.clock.run_for(900)
+    assert head.says("compiling") == "compiling forward, 2 of 6, 2 s", "a held picture stands"
     head.show(state="compiling", compiling=("backward", 3, 6, 0))
     assert head.says("compiling") == "compiling backward, 3 of 6, 0.0 s"
     head.show(state="running")

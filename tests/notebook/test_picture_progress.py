@@ -47,6 +47,11 @@ def test_a_function_that_is_compiled_is_named_wherever_somebody_looks() -> None:
     assert {plot.empty for plot in plots if plot.empty} == {empty}
     assert empty in shown.text()
     assert "compiling forward, 1 of 3, 3 s" in state(shown.scene, [], 5.0)["notes"]
+    shown.do("seek", 5.0)
+    held = shown.look(7.0)[1]
+    assert held.at is not None
+    assert (held.state, held.compiling) == (header.state, header.compiling), "it stands"
+    shown.do("seek", None)
     log.extend([Span("compile", 1.5, 4.0, "i", "i/a", node="forward", args=args)])
     header = shown.look(5.0)[1]
     assert (header.state, header.compiling) == ("waiting", None)

@@ -15,7 +15,7 @@ Paper: section 5.1 (dispatch overheads), section 5.2 (several clients), section 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from operator import attrgetter, itemgetter
@@ -132,7 +132,9 @@ def advice(scene: Scene, now: float) -> str:
             hosts = len(scene.machine.hosts_of(island))
             share *= hosts / max(hosts - 1, 1)
             rest = f", and the rest of {island} waits {100 * share:.0f} % of the time for it"
-            tell = partial(_late, host, by, rest)
+            bars = _newest(scene, start + scene.origin, island, WAITS.index(INPUT))
+            function = _made(scene, bars).partition(" on ")[0]
+            tell = partial(_late, host, by, rest, function and function + _at(scene, function))
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, time.share(*_OVERLAP) + time.nothing
             first, remedy = _CAUSES[cause]
@@ -180,12 +182,13 @@ def _told(
     return f"{first}: {island} {', '.join(filter(None, parts))}; {remedy}"
 
 
-def _late(host: str, by: float, rest: str = "") -> str:
+def _late(host: str, by: float, rest: str = "", function: str = "") -> str:
     """The sentence about a host that ends computations later than others, by so many seconds."""
     if not host:
         return ""
+    what = function and f"{function} "
     return (
-        f"{host} is late: it ends up to {duration(by, 2)} after the others of its gang{rest};"
+        f"{host} is late: it ends {what}up to {duration(by, 2)} after the others of its gang{rest};"
         f" lab.stacks({host!r}) shows its work, a slice on other hosts would not wait for it"
     )
 
@@ -199,8 +202,7 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
     about = f" (mostly before {node})" if node else ""
     if cause != INPUT:
         return _told(first.format(island), remedy, island, times[island], cause, about)
-    made = [" on ".join(filter(None, maker(scene, bar.run, bar.step, bar.end))) for bar in bars]
-    name = _most(zip(made, [bar.busy for bar in bars], strict=True)) or "an earlier computation"
+    name = _made(scene, bars) or "an earlier computation"
     first = first.format(name + _at(scene, name.partition(" on ")[0]))
     for bar in sorted(_newest(scene, start + scene.origin, "", kind), key=attrgetter("busy")):
         if ready := later(scene, bar.run, bar.step, bar.start):  # there, others wait for it
@@ -220,6 +222,12 @@ def _newest(scene: Scene, since: float, island: str, kind: int) -> list[Bar]:
     of_kind = (bar for bar in reversed(scene.waited.bars.items) if bar.kind == kind)
     ours = (bar for bar in of_kind if bar.end > since and bar.row in rows)
     return list(islice(ours, NEWEST))
+
+
+def _made(scene: Scene, bars: Sequence[Bar]) -> str:
+    """The computation that most of some waits are for, and where it is made."""
+    made = [" on ".join(filter(None, maker(scene, bar.run, bar.step, bar.end))) for bar in bars]
+    return _most(zip(made, [bar.busy for bar in bars], strict=True))
 
 
 def _most(seconds: Iterable[tuple[str, float]]) -> str:

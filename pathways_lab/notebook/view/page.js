@@ -72,7 +72,7 @@ class Head {
     if (`${name} ${number}` !== this.made) this.since = now;
     this.made = `${name} ${number}`;
     this.since = Math.min(this.since, now - seconds);
-    const took = (now - this.since).toFixed(1);
+    const took = header.at === null ? (now - this.since).toFixed(1) : seconds;
     this.compiling.textContent = name ? `compiling ${name}, ${number} of ${total}, ${took} s` : "";
     const late = header.late + (header.state === "running" && age > LATE ? age : 0);
     const held = header.at !== null && `held at ${clock(header.at)}; Esc goes on`;

@@ -166,7 +166,7 @@ class Picture:
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
-        making = None if self._past is not None or self.outcome else scene.compiling.now()
+        making = None if self.outcome else scene.compiling.now()
         if making and not scene.busy:
             state = "compiling"
         done, all_known = self._counted(scene)
@@ -186,7 +186,8 @@ class Picture:
             progress=round(done / all_known, 3) if all_known and self.wanted.gangs else -1.0,
             notes=(*self.notes(), *self._coarse()),
             late=lag if (lag := round(now - self.present.folded, 1)) > BEHIND else 0.0,
-            compiling=making and (*making[:3], int(max(0.0, now - making.since))),
+            compiling=making
+            and (*making[:3], int(max(0.0, (now if self._past is None else at) - making.since))),
             legend=legend(completed(self.panels, scene), (scene, at)),
             advice=advice(scene, at),
             summary=summary(scene, at, self.wanted.title),
