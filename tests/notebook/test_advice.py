@@ -148,8 +148,8 @@ def test_a_host_that_is_late_is_named_in_place_of_a_remedy_for_pipelines():
     found = Scene(0.0, 20.0)
     found.add(records, 6.0)
     assert advice(found, 6.0) == (
-        "island0/host1 is late: it ends f up to 300 ms after the others of its gang, and the rest of "
-        "island0 waits 25 % of the time for it; lab.stacks('island0/host1') shows its work, "
+        "island0/host1 is late: it ends f up to 300 ms after the others of its gang, and the rest"
+        " of island0 waits 25 % of the time for it; lab.stacks('island0/host1') shows its work, "
         "a slice on other hosts would not wait for it"
     )
 
