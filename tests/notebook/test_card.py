@@ -11,12 +11,13 @@ import pytest
 
 from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.scene.advice import advice
-from pathways_lab.notebook.scene.awaited import waits_so_far
+from pathways_lab.notebook.scene.awaited import later, makers, waits_so_far
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, WAITS, Scene
 from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.notebook.view.view import View
+from pathways_lab.timeline.flow import Stage
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
 from pathways_lab.timeline.waits import INPUT, ORDER, TRANSFER, known_order
@@ -293,3 +294,13 @@ def test_a_function_that_is_compiled_after_others_ran_has_an_advice_until_a_devi
     of = {"run": 9, "step": 0, "program": "p", "node": "f"}
     scene.add([Event("launched", 2.0, *place, args={"devices": (0,)}, **of)], 2.1)
     assert not advice(scene, 2.1).startswith("no device computes")
+
+
+def test_a_bar_of_several_steps_has_no_step_of_which_something_is_told() -> None:
+    first, second = Stage(False, "f", 1, 4, ()), Stage(False, "g", 1, 4, ())
+    flow = (first, second, Stage(True, "f", 2, 4, (0,)), Stage(True, "g", 2, 4, (1,)))
+    scene: Any = Mock(flows=Mock(run=lambda _: flow))
+    assert later(scene, RUN, 0, 0.0) == "g"
+    assert later(scene, RUN, -1, 0.0) == ""
+    assert makers(flow, 3) == [1]
+    assert makers(flow, -1) == makers((), -1) == []

@@ -34,8 +34,8 @@ NEAR = 128
 
 
 def makers(flow: Flow, step: int) -> list[int]:
-    """The computations that make the inputs of a step."""
-    made = flow[step].after if step < len(flow) else ()
+    """The computations that make the inputs of a step, none for a bar that stands for several."""
+    made = flow[step].after if 0 <= step < len(flow) else ()
     found = [s for n in made for s in (flow[n].after if flow[n].transfer else (n,))]
     return list(dict.fromkeys(found))
 
@@ -61,8 +61,9 @@ def ended_at(scene: Scene, run: int, step: int) -> float:
 
 def later(scene: Scene, run: int, step: int, moment: float) -> str:
     """The first node after a step, of its run and on its slice, that others wait for and whose
-    inputs were there at a moment (seconds on the records' clock): it might have computed then."""
-    flow = scene.flows.run(run)
+    inputs were there at a moment (seconds on the records' clock): it might have computed then.
+    "" for a bar that stands for several steps."""
+    flow = scene.flows.run(run) if step >= 0 else ()
     near = flow[step + 1 : step + NEAR]
     leaves = {n for stage in near for n in stage.after if stage.transfer}
     for n, stage in enumerate(near, step + 1):
