@@ -1,7 +1,7 @@
 """Utilisation: which part of the time a device was held by a computation.
 
-Problem: the figure wants a value for every tenth of a second and every device,
-ten times a second; the question "how busy was it" wants one exact number.
+Problem: a figure wants a value for every tenth of a second, ten times a second; the question "how
+busy was it" wants one exact number.
 
 Rule for maintainers: only gangs count, transfers do not hold a device; both
 ways of asking must agree (tested).  Devices are FIFO, so the spans of one
@@ -12,8 +12,8 @@ answer counts a device once.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Record, Span
 
 Floats = NDArray[np.float64]
-Key = TypeVar("Key", bound=Hashable)
 
 
 def utilisation(records: Iterable[Record], start: float, end: float) -> dict[Lane, float]:
@@ -78,61 +77,27 @@ def computed(
     return Computed(start, end, share)
 
 
-class Busy(Generic[Key]):
+class Busy:
     """Held seconds per key in bins of equal width, for the last *bins* bins.
 
-    A key is whatever is measured: a device, or a program on an island.  Keys that are counted
-    together, as the devices of one host are, share bins.
     width: seconds per bin.  Time 0 of the bins is *origin*.
     """
 
     def __init__(self, width: float, bins: int, origin: float = 0.0) -> None:
         self.width, self.bins, self.origin = width, bins, origin
-        self._seconds: dict[tuple[Key, ...], Floats] = {}
+        self._seconds: dict[str, Floats] = {}
         self._first = 0
         self._base = origin
         self._length = width * bins
 
-    def add(self, keys: tuple[Key, ...], start: float, end: float, weight: float = 1.0) -> None:
-        """Count ``end - start`` seconds for each of *keys*, *weight* times."""
+    def add(self, key: str, start: float, end: float, weight: float = 1.0) -> None:
+        """Count ``end - start`` seconds for *key*, *weight* times."""
         if end <= start:
             return
         if end - self._base >= self._length:
             self._scroll(self._bin(end))
-        pour(self._row(keys), start - self._base, end - self._base, self.width, weight)
-
-    def _row(self, keys: tuple[Key, ...]) -> Floats:
-        row = self._seconds.get(keys)
-        if row is None:
-            row = self._seconds[keys] = np.zeros(self.bins)
-        return row
-
-    def add_held(self, keys: tuple[Key, ...], held: tuple[int, Floats]) -> None:
-        """Count what :meth:`held` says, of a fold of the same bins, for each of *keys*."""
-        first, seconds = held
-        if not seconds.any():
-            return
-        newest = first + len(seconds) - 1
-        if newest >= self._first + self.bins:
-            self._scroll(newest)
-        low = first - self._first
-        if low < 0:
-            low, seconds = 0, seconds[-low:]
-        self._row(keys)[low : low + len(seconds)] += seconds
-
-    def held(self, start: Floats, end: Floats) -> tuple[int, Floats]:
-        """Seconds between each *start* and *end*, which follow each other: the number of a bin,
-        and seconds in that and the next ones; of so many bins as there are, the last ones."""
-        last = self._bin(float(end[-1]))
-        first = max(self._bin(float(start[0])), last - self.bins + 1)
-        seconds, begin = np.zeros(last - first + 1), self._time(first)
-        start, end = np.maximum(start, begin) - begin, np.maximum(end, begin) - begin
-        if first == last:
-            seconds[0] = (end - start).sum()
-        else:
-            edges = np.arange(len(seconds) + 1, dtype=np.float64) * self.width
-            seconds = poured(edges, start, end)
-        return first, seconds
+        row = self._seconds.setdefault(key, np.zeros(self.bins))
+        pour(row, start - self._base, end - self._base, self.width, weight)
 
     def _bin(self, time: float) -> int:
         return math.floor((time - self.origin) / self.width)
@@ -153,64 +118,27 @@ class Busy(Generic[Key]):
         self._first += steps
         self._base = self._time(self._first)
 
-    def shares(
-        self, now: float, running: Iterable[tuple[Key, float, float]] = (), coarse: int = 1
-    ) -> tuple[Floats, dict[Key, Floats]]:
+    def shares(self, now: float, coarse: int = 1) -> tuple[Floats, dict[str, Floats]]:
         """Left edges of the bins up to *now*, and every key's held share of them.
 
-        running: ``(key, start, weight)`` of what still goes on: it counts up to
-            *now*.  With weights a share may exceed 1.
+        With weights a share may exceed 1.
         coarse: so many bins become one; their edges stay where they are as time
             goes on.  The first and the last may be shorter than the others.
         """
         self._scroll(self._bin(now))
         last = max(0, min(self.bins, self._bin(now) - self._first + 1))
-        base = self._base
         lengths: Floats = np.full(last, self.width, np.float64)
         if last:
             lengths[-1] = max(now - self._time(self._first + last - 1), 1e-9)
         numbers = np.arange(self._first, self._first + last)
         heads = np.flatnonzero((numbers % coarse == 0) | (numbers == self._first))
-        edges = np.asarray(base + heads * self.width, np.float64)
+        edges = np.asarray(self._base + heads * self.width, np.float64)
         wide = np.add.reduceat(lengths, heads) if last else lengths
 
         def share(row: Floats) -> Floats:
             return np.add.reduceat(row[:last], heads) / wide if last else np.zeros(0)
 
-        shares: dict[Key, Floats] = {}
-        for keys, row in self._seconds.items():
-            part = share(row)
-            for key in keys:
-                shares[key] = shares[key] + part if key in shares else part
-        parts: dict[tuple[float, float], Floats] = {}
-        for key, start, weight in running:
-            if (start, weight) not in parts:
-                row = np.zeros(self.bins)
-                pour(row, start - base, now - base, self.width, weight)
-                parts[start, weight] = share(row)
-            part = parts[start, weight]
-            shares[key] = shares[key] + part if key in shares else part
-        return edges, shares
-
-
-def recent(edges: Floats, share: Floats, now: float, seconds: float) -> float:
-    """The held share of about the last *seconds* of an answer of :meth:`Busy.shares`.
-
-    The bin in which they begin counts whole, so short bins give sharp answers.
-    """
-    return recents(edges, {None: share}, now, seconds)[None]
-
-
-def recents(
-    edges: Floats, shares: Mapping[Key, Floats], now: float, seconds: float
-) -> dict[Key, float]:
-    """:func:`recent` of every key."""
-    first = max(0, int(np.searchsorted(edges, now - seconds + 1e-9, side="right")) - 1)
-    lengths = np.diff(np.append(edges[first:], now))
-    total = float(lengths.sum())
-    if total <= 0:
-        return dict.fromkeys(shares, 0.0)
-    return {key: float(share[first:] @ lengths) / total for key, share in shares.items()}
+        return edges, {key: share(row) for key, row in self._seconds.items()}
 
 
 def pour(row: Floats, start: float, end: float, width: float, weight: float = 1.0) -> None:

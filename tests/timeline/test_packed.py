@@ -16,7 +16,6 @@ from pathways_lab.notebook.scene.plot import Plot
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.table import Table
 from pathways_lab.notebook.view.picture import Past, Picture, Wanted
-from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.gangs import RECENT, Gangs
 from pathways_lab.timeline.log import Timeline, items_within, within
 from pathways_lab.timeline.packed import Granted, Item, Row, single, size
@@ -78,10 +77,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
     # Areas leave out steps between equal values, so their points hang on the last bits.
     # What a device did for other runs is told row by row, and not gang by gang: see below.
     shown = [name for name in PANELS if name not in ("utilisation", "planned")]
-    return {
-        "busy": [rounded(part) for part in scene.by_device.shares(now)],
-        **{plot.name: rounded(said(plot)) for plot in plots(tuple(shown), scene, now)},
-    }
+    return {plot.name: rounded(said(plot)) for plot in plots(tuple(shown), scene, now)}
 
 
 def table(of: Table) -> Any:
@@ -184,30 +180,6 @@ def test_what_a_run_lost_to_others_hangs_on_when_they_had_its_devices(
         assert {c: rows[c] for c in ours} == {c: gangs[c] for c in ours}
         named = [sum(s for c, s in f.items() if c.startswith("run")) for f in (rows, gangs)]
         assert named[0] >= named[1] - 1e-5
-
-
-def seconds(most: float) -> st.SearchStrategy[float]:
-    """That sums represent exactly: a bin of which next to nothing is over is divided by that."""
-    return st.integers(0, int(most * 1024)).map(lambda n: n / 1024)
-
-
-@given(st.lists(st.tuples(seconds(0.3), seconds(3)), min_size=1, max_size=30))
-@settings(max_examples=100, deadline=None)
-def test_many_times_fill_bins_as_each_of_them_does(gaps: list[tuple[float, float]]) -> None:
-    """Also where they last longer than all bins."""
-    one, many = (Busy[str](width=0.25, bins=40, origin=-1.0) for _ in range(2))
-    times = np.cumsum(np.array(gaps).ravel())
-    start, end = times[::2], times[1::2]
-    for a, b in zip(start.tolist(), end.tolist(), strict=True):
-        one.add(("device",), a, b)
-    for half in (slice(0, len(start) // 2), slice(len(start) // 2, None)):
-        if len(start[half]):
-            many.add_held(("device",), many.held(start[half], end[half]))
-    (edges, held), (same, found) = (busy.shares(float(end[-1])) for busy in (one, many))
-    assert edges.tolist() == same.tolist()
-    assert found.get("device", np.zeros(len(same))) == pytest.approx(
-        held.get("device", np.zeros(len(edges))), abs=1e-9
-    )
 
 
 # --- gangs ------------------------------------------------------------------------------------

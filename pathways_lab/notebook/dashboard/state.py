@@ -13,7 +13,7 @@ from typing import Any
 
 from pathways_lab.notebook.panels.islands import SHOWN
 from pathways_lab.notebook.scene.scene import Scene
-from pathways_lab.timeline.busy import recent
+from pathways_lab.notebook.scene.spent import by_device
 from pathways_lab.timeline.machine import Lane, SliceSeen
 
 LOOK_BACK = 0.5
@@ -22,9 +22,9 @@ LOOK_BACK = 0.5
 
 def state(scene: Scene, clients: Iterable[str], now: float) -> dict[str, Any]:
     """islands: hosts: devices with their share, colour, holder and memory; clients; programs."""
-    running = [(lane, since, 1.0) for lane, _, since, _ in scene.running()]
-    edges, by_lane = scene.by_device.shares(now, running)
-    shares = {lane: min(1.0, recent(edges, s, now, LOOK_BACK)) for lane, s in by_lane.items()}
+    end = now - scene.origin
+    computed = by_device(scene, end - LOOK_BACK, end)
+    shares = {lane: min(1.0, sum(each.values())) for lane, each in computed.items()}
     return {
         "islands": [_island(scene, island, shares) for island in scene.machine.islands],
         "clients": [_client(scene, client, shares) for client in clients],

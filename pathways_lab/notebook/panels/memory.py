@@ -27,7 +27,7 @@ def plot(scene: Scene, now: float) -> Plot:
     islands = scene.machine.islands
     start, end = scene.range(now)
     areas: dict[str, list[object]] = {n: [] for n in ("xs", "ys", "fill", "name", "island", "most")}
-    edges, rates = scene.by_dcn.shares(now, (), max(1, round(10 * scene.span(now) / scene.window)))
+    edges, rates = scene.by_dcn.shares(now, max(1, round(10 * scene.span(now) / scene.window)))
     levels = {island: used.levels(now) for island, used in scene.used.items()}
     most_used = max((max(values, default=0.0) for _, values in levels.values()), default=0.0)
     there = max((_memory(scene, island) for island in islands), default=0)

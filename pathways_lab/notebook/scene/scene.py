@@ -56,7 +56,7 @@ MARGIN = 0.2
 """Seconds shown before the first computation, when it came later than that."""
 
 BINS = 1000
-"""Bins in which busy time is counted, over the whole window."""
+"""Bins in which the bytes that move between islands are counted, over the whole window."""
 
 WAITS = tuple(cause for cause in CAUSES if cause != NOTHING)
 """The causes that are drawn for a device that waits; nothing to do is an empty row."""
@@ -122,8 +122,7 @@ class Scene:
         self.recent: dict[Lane, What] = {}
         self.catalogue = Catalogue()
         self.resolution = 0.0
-        self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
-        self.by_dcn: Busy[str] = Busy(window / BINS, BINS + 1, origin)
+        self.by_dcn = Busy(window / BINS, BINS + 1, origin)
         self.flows = Flows()
         self.backlog = Backlog(self.flows)
         self.waits = Waits(self.flows)
@@ -346,8 +345,6 @@ class Scene:
             waiting.ended = max(waiting.ended, end)
             if told and waiting.queue:
                 waiting.queue = deque([w for w in waiting.queue if w[0] not in told])
-        held = self.by_device.held(when.start, when.end)
-        self.by_device.add_held(lanes, held)
 
     def _worked_on(self, rows: Joined) -> None:
         """The work of the host's process for rows."""
@@ -474,7 +471,7 @@ class Scene:
             origin = str(span.args.get("source", "")).partition("/")[0]
             if origin and origin != span.island:
                 rate = float(span.args.get("nbytes", 0)) / (span.end - span.start)
-                self.by_dcn.add((span.island,), span.start, span.end, rate)
+                self.by_dcn.add(span.island, span.start, span.end, rate)
         self.computed.bars.add(bars_of(span, self.rows.places))
         if span.kind != "gang":
             return
@@ -483,7 +480,6 @@ class Scene:
         self.longest[node] = max(took, self.longest.get(node, took))
         key = (span.run, span.step)
         lanes = lanes_of(span.island, span.host, span.devices)
-        self.by_device.add(lanes, span.start, span.end)
         self.alike.computed(int(span.args.get("slice", -1)), lanes, self.machine)
         self.recent.update(dict.fromkeys(lanes, what))
         for lane in lanes:
