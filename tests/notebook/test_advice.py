@@ -7,6 +7,7 @@ import re
 import pytest
 
 from pathways_lab.notebook.draw.svg import WIDTH, picture
+from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.scene.advice import _CAUSES, advice
 from pathways_lab.notebook.scene.plot import wide
 from pathways_lab.notebook.scene.scene import WAITS, Scene
@@ -248,10 +249,12 @@ def test_less_than_a_fifth_of_the_time_needs_no_advice():
     assert advice(Scene(), 10.0) == ""
 
 
-def test_time_for_which_nobody_asked_counts_neither_way():
-    """A picture that goes on after the last computation says the same as at its end."""
-    late = scene(made=6.0, dispatch=1.0, busy=3.0, end=15.0)
-    assert advice(late, 15.0) == advice(scene(made=6.0, dispatch=1.0, busy=3.0), 10.0)
+def test_shares_are_of_the_time_that_is_drawn_also_after_the_last_computation():
+    """As those of tiles and of utilisation are."""
+    late = scene(made=8.0, dispatch=1.0, busy=3.0, end=15.0)
+    told = "computes 20 % of the time, waits 53 % for earlier computation (mostly before head), 7 %"
+    assert f"island1 {told} for other things, has nothing to do 20 %" in advice(late, 15.0)
+    assert PANELS["utilisation"](late, 15.0).readouts[1.0] == "10 %", "of two of four devices"
 
 
 @pytest.mark.parametrize("cause", WAITS)

@@ -113,7 +113,6 @@ def advice(scene: Scene, now: float) -> str:
     if not scene.busy and (making := scene.compiling.now()):
         return _compiling(making)
     start, end = scene.elapsed(now)
-    end = end if scene.busy else min(end, scene.last - scene.origin)
     if end <= start:
         return ""
     times, client = spent(scene, start, end), _one_by_one(scene)
