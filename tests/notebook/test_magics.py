@@ -408,7 +408,7 @@ def test_help_explains_the_options(shell: Shell) -> None:
 def test_a_detached_cell_is_found_again_by_the_next_client(shell: Shell, tmp_path: Any) -> None:
     shell.ip.user_ns["path"] = str(tmp_path / "lab.json")
     shell.run("lab.invite(path)\neve = pw.connect(path, name='eve')")
-    shell.run("here = eve.slice(1)\nslow = pw.jit(lambda x: pw.emulated(300)(x + 1), on=here)")
+    shell.run("here = eve.slice(1)\nslow = pw.jit(lambda x: pw.emulated(800)(x + 1), on=here)")
     shell.run("%%pw_program detached --detach\nfound, n = [slow(slow(x))], 3")
     shell.run("eve.close()\ndel found\neve = pw.connect(path, name='eve')\n%pw_attach detached")
     assert "detached: submitted" in shell.captured.stdout
