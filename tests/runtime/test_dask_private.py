@@ -7,6 +7,7 @@ import http.client
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,6 +97,8 @@ def test_credentials_come_out_of_memory_and_files(tmp_path: Path) -> None:
     assert dask_private.pems_of(from_files, "client") == pems
     assert dask_private.pems_of(distributed.Security(), "client") is None
     assert dask_private.pems_of(None, "client") is None
+    gateway = SimpleNamespace(tls_cert="C\n", tls_key="K\n")
+    assert dask_private.pems_of(gateway, "client") == {"ca": "C\n", "cert": "C\n", "key": "K\n"}
 
 
 def test_the_lab_s_own_credentials_are_never_files(monkeypatch: pytest.MonkeyPatch) -> None:

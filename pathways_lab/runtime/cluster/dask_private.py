@@ -280,11 +280,18 @@ def security_for(address: str) -> Any:
 
 
 def pems_of(security: Any, role: Role) -> dict[str, str] | None:
-    """The TLS credentials in a Security, as PEM texts; None when it has none."""
+    """The TLS credentials in a Security, as PEM texts; None when it has none.
+
+    That of dask-gateway has one certificate for all roles, which has signed itself.
+    """
+
+    def of(*names: str) -> Any:
+        return next((found for name in names if (found := getattr(security, name, None))), None)
+
     parts = {
-        "ca": security and security.tls_ca_file,
-        "cert": security and getattr(security, f"tls_{role}_cert"),
-        "key": security and getattr(security, f"tls_{role}_key"),
+        "ca": of("tls_ca_file", "tls_cert"),
+        "cert": of(f"tls_{role}_cert", "tls_cert"),
+        "key": of(f"tls_{role}_key", "tls_key"),
     }
     if not all(parts.values()):
         return None
