@@ -105,7 +105,7 @@ learnt = []
 learn, clock_type = type(clock).learn, type(clock)
 clock_type.learn = lambda self, *told: (learn(self, *told), learnt.append(told))[0]
 time.sleep(2.3)
-say("learnt", len(learnt), clock.error(time.monotonic()) < 0.014)
+say("learnt", len(learnt), abs(clock.offset + 90_000) <= clock.error(time.monotonic()) < 1)
 for _ in range(3): add[1](add[0](np.arange(4.0))).result()
 sleep = lambda x: jax.pure_callback(lambda v: (time.sleep(4.0), v)[1], x, x)
 slept = pw.jit(sleep, on=on[0])(np.arange(4.0))
@@ -180,11 +180,11 @@ def test_clocks_are_compared_again_and_again_and_a_missed_pulse_is_told(group: G
         group.machines.plug("sched")
         told = client.stdout.read()
     assert "sum 14.0\n" in said
-    assert re.search(r"^learnt [23] True$", said, re.M), said
+    assert re.search(r"^learnt [1-9] True$", said, re.M), said
     bounds = re.search(r"^bounds one/one:(\S+) two/two:(\S+)$", told, re.M)
     assert bounds, told
     for bound in bounds.groups():
-        assert DELAY <= float(bound) < 2 * DELAY
+        assert DELAY <= float(bound) < 1
     assert re.search(r"^gangs [1-9]\d* \[\]$", told, re.M), told
     sched = r"control on sched \(10\.77\.0\.1\)"
     assert re.search(rf"^\[watchdog\] no word from {sched} for [1-3]\.\d s$", told, re.M), told
