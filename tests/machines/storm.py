@@ -41,12 +41,11 @@ lab = pw.connect(sys.argv[1], plain_collectives=True, silence=float(os.environ["
 def say(**what): print(json.dumps(what), flush=True)
 class Place:
     def __init__(self, island, devices):
+        self.island, self.devices = island, devices
         self.slice = lab.slice(devices, axes=("x",), island=island)
         spec = P("x") if devices > 1 else P()
         self.add = pw.jit(lambda x: x + 1, on=self.slice, in_shardings=spec, out_shardings=spec)
         self.total = pw.jit(lambda x: x.sum(), on=self.slice, in_shardings=spec)
-        self.make()
-    def make(self):
         self.value, self.count = self.add(np.arange(8.0)), 1
     def step(self):
         value = self.add(self.value)
@@ -57,9 +56,7 @@ class Place:
         self.value, self.count = value, self.count + 1
     def again(self):
         while True:
-            try:
-                self.slice.rebind()
-                return self.make()
+            try: return self.__init__(self.island, self.devices)  # when its machine is back
             except pw.PathwaysError: time.sleep(0.5)
 places = [Place("west", 2), Place("east", 1), Place("north", 1)]
 say(ready=True)
@@ -69,11 +66,13 @@ while time.monotonic() < end:
         began = time.monotonic()
         try: place.step()
         except pw.PathwaysError as error:
-            say(lost=error.failure.message, island=place.slice.island)
+            say(lost=error.failure.message, island=place.island)
             lost += 1
             place.again()
+            say(back=place.island, after=time.monotonic() - began)
+            began = time.monotonic()
         took = time.monotonic() - began
-        if took > 30.0: say(slow=took, island=place.slice.island)
+        if took > 30.0: say(slow=took, of=place.island)
         done += 1
 say(done=done, lost=lost)
 """
