@@ -57,7 +57,7 @@ def test_the_island_that_computes_much_more_than_others_is_named(busy):
     said = advice(scene(made=6.0, dispatch=4.0 - busy / 2, busy=busy), 20.0)
     assert "for earlier computation" in said
     told = "the others wait for island0, which computes 2.0 times as long as they do, mostly made: "
-    assert said.startswith(told) == ("even stages wait less" in said) == (busy < 4.0)
+    assert said.startswith(told) == ("stages of equal length wait less" in said) == (busy < 4.0)
 
 
 def test_a_computation_that_might_fill_the_gap_is_named():

@@ -133,11 +133,11 @@ def advice(scene: Scene, now: float) -> str:
             rest = f", and the rest of {island} waits {100 * share:.0f} % of the time for it"
             bars = _newest(scene, start + scene.origin, island, WAITS.index(INPUT))
             function = _made(scene, bars).partition(" on ")[0]
-            tell = partial(_late, host, by, rest, function and function + _at(scene, function))
+            tell = partial(_late, host, by, rest, function and function + line_of(scene, function))
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, time.share(*_OVERLAP) + time.nothing
             first, remedy = _CAUSES[cause]
-            called = client[1] + _at(scene, client[1])
+            called = client[1] + line_of(scene, client[1])
             tell = partial(_told, first.format(client[0], called), remedy, island, time)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
@@ -202,15 +202,15 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
     if cause != INPUT:
         return _told(first.format(island), remedy, island, times[island], cause, about)
     name = _made(scene, bars) or "an earlier computation"
-    first = first.format(name + _at(scene, name.partition(" on ")[0]))
+    first = first.format(name + line_of(scene, name.partition(" on ")[0]))
     for bar in sorted(_newest(scene, start + scene.origin, "", kind), key=attrgetter("busy")):
         if ready := later(scene, bar.run, bar.step, bar.start):  # there, others wait for it
             remedy = (
-                f"call {ready} before {bar.node}{_at(scene, bar.node)} in the program: it has its"
-                " inputs earlier, and computes meanwhile"
+                f"call {ready} before {bar.node}{line_of(scene, bar.node)} in the program: it has"
+                " its inputs earlier, and computes meanwhile"
             )
     if uneven := _uneven(scene, times):
-        first, remedy = uneven, f"even stages wait less, and {remedy}"
+        first, remedy = uneven, f"stages of equal length wait less, and {remedy}"
     return _told(first, remedy, island, times[island], cause, about)
 
 
@@ -237,7 +237,7 @@ def _most(seconds: Iterable[tuple[str, float]]) -> str:
     return max(filter(None, sums), key=lambda name: sums[name], default="")
 
 
-def _at(scene: Scene, node: str) -> str:
+def line_of(scene: Scene, node: str) -> str:
     """The line of a node or a program that somebody should look at, in brackets."""
     names = ((what, (what.node, family(what.node), what.program)) for what in scene.catalogue)
     lines = [what.line for what, known in names if node in known and split(what.line)]
@@ -332,5 +332,5 @@ def _uneven(scene: Scene, times: dict[str, Spent]) -> str:
     function = _most(times[island].computed.items())
     return (
         f"the others wait for {island}, which computes {most / less[0]:.1f} times as long as they"
-        f" do, mostly {function}{_at(scene, function)}"
+        f" do, mostly {function}{line_of(scene, function)}"
     )

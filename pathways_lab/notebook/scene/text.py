@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pathways_lab.core.memory.holdings import size
-from pathways_lab.notebook.scene.advice import advice
+from pathways_lab.notebook.scene.advice import advice, line_of
 from pathways_lab.notebook.scene.awaited import maker, makers
 from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
@@ -212,7 +212,7 @@ def _waited(scene: Scene, gang: Gang) -> str:
         if (bar.run, bar.step) == (gang.run, gang.step):
             cause, causes = WAITS[bar.kind], rows.setdefault(bar.row, {})
             if cause == INPUT and any(made := maker(scene, gang.run, gang.step, bar.end)):
-                cause += f" ({' on '.join(filter(None, made))})"
+                cause += f" ({' on '.join(filter(None, made))}{line_of(scene, made[0])})"
             causes[cause] = causes.get(cause, 0.0) + bar.end - bar.start
     most = max(rows.values(), key=lambda causes: sum(causes.values()), default={})
     return ", ".join(f"{duration(most[c])} {c}" for c in sorted(most, key=lambda c: -most[c]))
