@@ -84,6 +84,19 @@ class Remote:
         return tuple(results)
 
 
+class Dropped:
+    """Has a process drop a function, on a host; one that has ended has dropped all of them."""
+
+    def __init__(self, remote: Callable[..., tuple[Any, ...]]) -> None:
+        self._remote = remote
+
+    def __call__(self, turn: Any, number: Any) -> tuple[Any, ...]:
+        try:
+            return self._remote(turn, number)
+        except CallbackError:
+            return (turn,)
+
+
 def raise_said(error: Any) -> Any:
     """Raise what a function has told of; for hosts."""
     if text := bytes(np.asarray(error)).rstrip(b"\0").decode(errors="replace"):

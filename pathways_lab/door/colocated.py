@@ -33,7 +33,7 @@ from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.door import strings
-from pathways_lab.door.callbacks import Remote, raise_said
+from pathways_lab.door.callbacks import Dropped, Remote, raise_said
 from pathways_lab.door.colocated_process import DROP, MESSAGE
 from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime.processes import child_process
@@ -85,10 +85,10 @@ class Beside:
 
     def dropping(self, place: Slice) -> CompiledFunction:
         """``turn -> turn`` that also takes the number of a function that nobody calls any more."""
-        remote = Remote(self._address, self._secret, DROP, ordered=False)
+        dropped = Dropped(Remote(self._address, self._secret, DROP, ordered=False))
 
         def body(turn: Any, number: Any) -> Any:
-            return io_callback(remote, TURN, turn, number, ordered=False)
+            return io_callback(dropped, TURN, turn, number, ordered=False)
 
         out = layouts.sharding_of(whole(len(place.binding.devices), 0), place)
         return CompiledFunction(body, on=place, out_shardings=out, name="drop")

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pathways_lab.door.callbacks import Callables, CallbackError, Remote
+from pathways_lab.door.callbacks import Callables, CallbackError, Dropped, Remote
 
 SECRET = b"the secret"
 
@@ -95,3 +95,10 @@ def test_what_is_no_call_ends_its_connection_and_no_other(folder, callables, sai
 def test_a_program_that_is_gone_is_an_error_that_says_so(folder):
     with pytest.raises(CallbackError, match="cannot be reached"):
         Remote(str(folder / "nobody"), SECRET, 1, False)()
+
+
+def test_a_process_that_has_ended_has_dropped_its_functions(folder, callables):
+    number = callables.keep(lambda turn, number: (turn, number))
+    turn = np.True_
+    assert Dropped(remote(folder, number))(turn, np.int32(3)) == (turn, 3)
+    assert Dropped(Remote(str(folder / "nobody"), SECRET, 1, ordered=False))(turn, 3) == (turn,)
