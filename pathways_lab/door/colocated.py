@@ -17,6 +17,7 @@ number; nothing here reads it.
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ class Beside:
         """Let hosts call a function: its number, and what calls it."""
         number = next(self._numbers)
         (self._folder / f"function-{number}").write_bytes(text)
-        if self._child is None or not self._child.alive:
+        if self._child is None or not (self._child.alive and self._listens()):
             Path(self._address).unlink(missing_ok=True)  # of one that a function has ended
             self._child = child_process.spawn(
                 "pathways_lab.door.colocated_process",
@@ -82,6 +83,18 @@ class Beside:
             )
             self._child.hear(_PATIENCE)
         return number, Remote(self._address, self._secret, number, ordered=False)
+
+    def _listens(self) -> bool:
+        """Whether the process is there: one that ends is no zombie yet when its callers hear of it.
+
+        Its listener closes before its connections, which have larger numbers.
+        """
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(self._address)
+            except OSError:
+                return False
+        return True
 
     def dropping(self, place: Slice) -> CompiledFunction:
         """``turn -> turn`` that also takes the number of a function that nobody calls any more."""

@@ -86,7 +86,7 @@ class OpenDoor:
         of_host: dict[str, Any] = collections.defaultdict(itertools.count)
         for device in self.devices:
             self._at[device.host, next(of_host[device.host])] = device
-        self._slices: dict[Mesh, Slice] = {}
+        self._slices: weakref.WeakValueDictionary[Mesh, Slice] = weakref.WeakValueDictionary()
         self._taking = functools.lru_cache(maxsize=1024)(functools.partial(_taking, lab.name))
         in_jax.door = self
 
@@ -130,7 +130,6 @@ class OpenDoor:
         No bytes come to this process.  Their devices have them twice, as long as the handle lives.
         Raises PathwaysError for what :meth:`mesh` raises it, and for handles that have failed.
         """
-
         leaves, structure = jax.tree.flatten(tree)
         where = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Handle)]
         for number, array in zip(where, self.arrays([leaves[n] for n in where]), strict=True):
@@ -209,7 +208,6 @@ class OpenDoor:
 
         No bytes come to this process.  Raises PathwaysError for arrays that are not on the lab.
         """
-
         leaves, structure = jax.tree.flatten(tree)
         own = {*self.devices}
         for leaf in leaves:

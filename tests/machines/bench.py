@@ -117,7 +117,7 @@ class Machine:
         """A process of this machine, with pipes for what goes in and comes out."""
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **options}
         environment = {**self.environment, **options.pop("env", {})}
-        return subprocess.Popen(
+        return Process(
             ["nsenter", "-t", str(self.pid), *self._inside, *HOME, *command],
             env=environment,
             text=True,
@@ -150,6 +150,15 @@ class Machine:
         self._first.wait()
         assert self._first.stdout
         self._first.stdout.close()
+
+
+class Process(subprocess.Popen[str]):
+    """A process of a machine.  A test that fails does not wait for it; it ends with its machine."""
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, traceback)
 
 
 class Machines:

@@ -33,7 +33,10 @@ import os, signal, subprocess, sys, time
 def say(*what): print(*what, flush=True)
 def slurm(*command): return subprocess.run(command, capture_output=True, text=True).stdout
 def until(done):
-    while not done(): time.sleep(0.05)
+    end = time.monotonic() + 60
+    while not done():
+        if time.monotonic() > end: raise TimeoutError("60 s are over")
+        time.sleep(0.05)
 import jax, numpy as np
 os.chdir(os.path.dirname(os.environ["SLURM_CONF"]))
 """
