@@ -82,6 +82,7 @@ class OpenDoor:
             raise failures.failure("refused", f"no door opens: {error}", "see the reason") from None
         self.client = self._connected.name
         self.devices: tuple[Any, ...] = tuple(self._connected.client.devices())
+        self._own = frozenset(self.devices)
         self._at: dict[tuple[str, int], Any] = {}
         of_host: dict[str, Any] = collections.defaultdict(itertools.count)
         for device in self.devices:
@@ -209,9 +210,8 @@ class OpenDoor:
         No bytes come to this process.  Raises PathwaysError for arrays that are not on the lab.
         """
         leaves, structure = jax.tree.flatten(tree)
-        own = {*self.devices}
         for leaf in leaves:
-            if _is_jax(leaf) and not leaf.sharding.device_set <= own:
+            if _is_jax(leaf) and not leaf.sharding.device_set <= self._own:
                 on = ", ".join(sorted(map(str, leaf.sharding.device_set)))
                 raise failures.failure(
                     "refused",
@@ -220,14 +220,13 @@ class OpenDoor:
                 )
         return jax.tree.unflatten(structure, self.handles(leaves))
 
-    def handles(self, leaves: Sequence[Any]) -> list[Any]:
-        """Handles in place of JAX's arrays on the lab."""
-        made = list(leaves)
-        own = {*self.devices}
+    def handles(self, leaves: list[Any]) -> list[Any]:
+        """Handles in place of JAX's arrays on the lab; the same list where there is none."""
         by_place: dict[frozenset[Any], list[int]] = {}
         for index, leaf in enumerate(leaves):
-            if _is_jax(leaf) and (on := frozenset(leaf.sharding.device_set)) <= own:
+            if _is_jax(leaf) and (on := frozenset(leaf.sharding.device_set)) <= self._own:
                 by_place.setdefault(on, []).append(index)
+        made = list(leaves) if by_place else leaves
         for indices in by_place.values():
             given = self._given([leaves[index] for index in indices])
             for index, handle in zip(indices, given, strict=True):
@@ -262,7 +261,7 @@ class OpenDoor:
         self._refuse()
         self._leave()
         # JAX's client goes with the last of its devices.
-        self.devices = ()
+        self.devices, self._own = (), frozenset()
         self._at.clear()
         self._slices.clear()
         self._taking.cache_clear()

@@ -51,8 +51,9 @@ class Immediate:
         if in_jax.door is not None:
             if any(isinstance(leaf, Tracer) for leaf in leaves):
                 return function.as_jit(*args, **kwargs)  # a part of what JAX compiles for the lab
-            leaves = in_jax.door.handles(leaves)
-            args, kwargs = tree_unflatten(tree, leaves)
+            given, leaves = leaves, in_jax.door.handles(leaves)
+            if leaves is not given:
+                args, kwargs = tree_unflatten(tree, leaves)
         like = [x.placed if type(x) is Handle else host_type(x) for x in leaves]
         at = source_lines.place_of_caller()
         key: tuple[Any, ...] = (at, tree, *like)

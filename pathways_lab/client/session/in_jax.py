@@ -36,8 +36,8 @@ class Door(Protocol):
     def arrays(self, handles: Sequence[Any]) -> Sequence[Any]:
         """JAX's arrays of handles."""
 
-    def handles(self, leaves: Sequence[Any]) -> list[Any]:
-        """Handles in place of JAX's arrays on the lab."""
+    def handles(self, leaves: list[Any]) -> list[Any]:
+        """Handles in place of JAX's arrays on the lab; the same list where there is none."""
 
 
 door: Door | None = None
