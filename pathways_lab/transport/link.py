@@ -22,6 +22,7 @@ Paper: section 4.5.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 import socket
@@ -147,6 +148,8 @@ class Link:
         self._lending = threading.Lock()
         self._closed: str | None = None
         # Why nothing more will be read, while what came before is delivered.
+        # Errors are copies, and copies are raised: a traceback has the frames of whoever wrote or
+        # waited here, with the handles that they wait for, for as long as somebody has the link.
         self._ended: WireError | OSError | None = None
         # Why the connection broke: a socket tells that once, and then an end.
         self._found: OSError | None = None
@@ -407,12 +410,12 @@ class Link:
         if isinstance(error, ConnectionResetError) or not isinstance(
             error, ConnectionError | ssl.SSLError
         ):
-            self._found = error
+            self._found = copy.copy(error)
 
     def receive(self) -> list[Message]:
         """Read what is there.  Raises WireError, LinkClosed, OSError, after what came before."""
         if self._ended is not None:
-            raise self._ended
+            raise copy.copy(self._ended)
         messages: list[Message] = []
         try:
             self._receive(messages)
@@ -421,7 +424,7 @@ class Link:
                 raise
             # Deliver first.  A socket tells an error only once, and a decoder that failed
             # cannot go on, so neither is asked again.
-            self._ended = error
+            self._ended = copy.copy(error)
         return messages
 
     @property
@@ -447,7 +450,7 @@ class Link:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             if count == 0:
-                raise self._found or LinkClosed(f"{self.who} closed the connection")
+                raise copy.copy(self._found) or LinkClosed(f"{self.who} closed the connection")
             self.heard = time.monotonic()
             budget -= count
             self._decoder.advance(count, messages)

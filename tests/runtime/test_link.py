@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import os
 import socket
+import weakref
 from collections import deque
 from typing import Any
 from unittest.mock import Mock
@@ -97,6 +100,32 @@ def test_a_connection_that_broke_while_writing_was_not_closed_by_the_other_end(
     with pytest.raises(LinkClosed, match=str(found)[-8:]):
         link.send("word")
     assert heard_and_then(link, error, says) == STAGE // len(WORD)
+
+
+@pytest.mark.parametrize("said", [(b"",), (WHOLE, WRONG)])
+def test_a_link_that_has_ended_keeps_nothing_of_whoever_waited(said: tuple[bytes, ...]) -> None:
+    """Threads that wait for a value read links; a closed link stays until another replaces it."""
+
+    def no_route(pieces: Any) -> int:
+        raise OSError(errno.EHOSTUNREACH, "no route")
+
+    sock: Any = Scripted(*said)
+    sock.sendmsg = no_route
+    link = Link(Mock(), sock, "other", {}, Decoder())
+
+    class Value:
+        pass
+
+    def waits_for_it() -> weakref.ref[Value]:
+        value = Value()
+        for does in (lambda: link.send("word"), *[link.receive] * 3):
+            with contextlib.suppress(OSError, WireError):
+                does()
+        return weakref.ref(value)
+
+    value = waits_for_it()
+    gc.collect()
+    assert value() is None
 
 
 def test_over_tls_too_a_connection_that_timed_out_was_not_closed_by_the_other_end() -> None:

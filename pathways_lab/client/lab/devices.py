@@ -205,7 +205,7 @@ class Slice:
         return known or self._placed.setdefault((kind, layout), Placed(kind, self, layout))
 
     def release(self) -> None:
-        """Give the devices back.  Values on the slice are lost; handles to them fail.
+        """Give the devices back.  Its values stay until nobody has a handle to them.
 
         Runs that wait for a place on it are cancelled; what has one still ends.
         """
