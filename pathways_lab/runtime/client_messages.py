@@ -113,6 +113,7 @@ class Submit:
         the only output is there; 0: none.
     race: the race's number and the controller's, of a run that enters one.
     dropped: buffers that nobody has any more once the run is submitted.
+    waited: where the client waited for a value since its last run.
     """
 
     parcels: ClassVar[tuple[int, int]] = 0, TO_CONTROL.buffers
@@ -126,6 +127,7 @@ class Submit:
     hear: Count = 0
     race: tuple[Id, Count] | None = None
     dropped: tuple[Id, ...] = ()
+    waited: Annotated[Line, PACKED] = NO_LINE
 
 
 @dataclass(frozen=True, slots=True)

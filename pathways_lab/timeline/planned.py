@@ -62,7 +62,8 @@ class RunSeen:
     """The known facts of one run.
 
     submitted, begun, ended: seconds; begun is when the first of its gangs that are over had begun,
-    ended is None while it goes on.  count: of its gangs that have ended.
+    ended is None while it goes on.  count: of its gangs that have ended.  waited: the line at which
+    its client waited for a value since its run before, "" for none.
     """
 
     run: int
@@ -75,6 +76,7 @@ class RunSeen:
     transfers: list[Span] = field(default_factory=list)
     messages: list[Event] = field(default_factory=list)
     count: int = 0
+    waited: str = ""
     _last: float = float("-inf")
     _gangs: list[Span] = field(default_factory=list)
     _waits: DeviceWaits = field(default_factory=list)
@@ -96,6 +98,7 @@ class RunSeen:
         elif isinstance(record, Event):
             if record.kind == "submitted":
                 self.submitted = record.time
+                self.waited = record.args.get("waited", "")
                 self.program, self.client = record.program, record.client
             elif record.kind == "message":
                 self.messages.append(record)

@@ -243,6 +243,7 @@ def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
             "priority": event.priority,
             "plan": event.plan,
             **({"data": dict(event.data)} if event.data else {}),
+            **({"waited": str(event.waited)} if event.waited.number else {}),
         },
     )
 

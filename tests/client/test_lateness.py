@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+import pathways_lab as pw
 from pathways_lab.client.session import lateness
 from pathways_lab.client.session.requests import Questions
 from pathways_lab.core.diagnosis.stall_story import Member, Stuck
 from pathways_lab.core.program.program import Line
-from pathways_lab.transport.codec import pack
+from pathways_lab.transport.codec import pack, unpack
+from tests.client.kit import FakeLab
 
 STORY = Stuck(
     "late",
@@ -82,3 +86,21 @@ def test_who_polls_or_has_the_value_asks_nobody() -> None:
     for timeout in (5.0, 0.5, None):
         lateness.wait(connection, lambda: True, timeout, "x", timeout)  # type: ignore[arg-type]
     assert connection.asked == []
+
+
+def test_a_run_says_which_line_waited_before_it(fake: FakeLab) -> None:
+    """Once, and only of what was not there; a picture names it."""
+    double = pw.jit(lambda x: x * 2, on=fake.slice(4))
+    fake.held = True
+    value = double(np.arange(8.0, dtype=np.float32))
+    threading.Timer(0.05, fake.release).start()
+    value.block_until_ready()  # this line
+    value.block_until_ready()
+    for _ in range(2):
+        value = double(value)
+    fake.release()
+    value.result()
+    told = [unpack(Line, fields["waited"]) for fields in fake.of("submit") if "waited" in fields]
+    assert [(line.file, line.text) for line in told] == [
+        (__file__, "value.block_until_ready()  # this line")
+    ]

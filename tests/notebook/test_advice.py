@@ -90,15 +90,20 @@ def test_a_computation_that_might_fill_the_gap_is_named():
     )
 
 
+WAITED = "cell.py:9: y.block_until_ready()"
+
+
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead):
+@pytest.mark.parametrize("where", [False, True])
+def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead, where):
     """While they do not wait, its devices have nothing to do; devices that it never used are not
-    named."""
+    named.  The line is that which waits, where it is known."""
     cluster = Cluster(islands=2)
     of = {"program": "p", "client": "kernel-1"}
     for n in range(5):
         submitted = 0.0 if ahead else 0.4 * n + 0.3
-        cluster.records.append(Event("submitted", submitted, run=n + 1, **of))
+        waited = {"waited": WAITED} if n and where else {}
+        cluster.records.append(Event("submitted", submitted, run=n + 1, args=waited, **of))
         if ahead:  # what was asked for meanwhile travelled with it
             cluster.records += [Event(kind, 0.4 * n + 0.3, run=10 * n + 11, **of)
                                 for kind in ("submitted", "finished")]  # fmt: skip
@@ -107,10 +112,11 @@ def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead):
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     said = advice(found, end)
+    line = "9: y.block_until_ready()" if where else "7: y = all(x, and_more_than_fits_into_a_…"
     told = (
-        "kernel-1 waits for each call of p (line 7: y = all(x, and_more_than_fits_into_a_…) before "
-        "it makes the next one: island0 computes 45 % of the time, waits 23 %, has nothing to do "
-        "32 %; make the next calls before you wait"
+        f"kernel-1 waits for each call of p (line {line}) before it makes the next one: island0 "
+        "computes 45 % of the time, waits 23 %, has nothing to do 32 %; make the next calls before "
+        "you wait"
     )
     assert said.startswith(told) != ahead
     assert said.startswith("starting computations takes the lab long: ") == ahead
@@ -191,6 +197,27 @@ def test_transfers_are_named_where_a_longer_wait_is_for_what_waits_for_them(took
     assert ("; send less, or place both" in said) == (took > 0.3)
 
 
+@pytest.mark.parametrize("settled", [2.0, 0.0])
+def test_a_sentence_stands_where_the_largest_cause_of_two_runs_is_another_one_each_time(
+    monkeypatch, settled
+):
+    """Two runs wait more for their inputs, and the next two for dispatch."""
+    monkeypatch.setattr("pathways_lab.notebook.scene.advice.SETTLED", settled)
+    called = [[False, "f0", 0, 8, [], ""], [True, "", 1, 8, [0], ""], [False, "f1", 1, 8, [1], ""]]
+    cluster = Cluster()
+    cluster.records.append(Event("plan", 0.0, args={"plan": "k", "steps": called}))
+    of, end, moments = {"program": "p", "args": {"plan": "k"}}, 0.0, []
+    for n in range(1, 41):
+        cluster.records.append(Event("submitted", end, run=n, **of))
+        begun = cluster.gang(0, n, 0, "p", "f0", "", end, 0.02, end)
+        begun = cluster.transfer(0, 1, n, 1, "p", "", begun, 0.07 if n % 4 < 2 else 0.02)
+        end = cluster.gang(1, n, 2, "p", "f1", "", begun + 0.02 + 0.04 * (n % 4 > 1), 0.02, end)
+        moments += [end - 1e-6] * (n > 28)
+    records = sorted(cluster.records, key=known_order)
+    said = {advice(scene_at(records, now), now).partition(":")[0] for now in moments}
+    assert (len(said) == 1) == (settled > 0.0), said
+
+
 @pytest.mark.parametrize("over", [True, False])
 @pytest.mark.parametrize("same", [True, False])
 def test_a_client_that_waits_while_its_devices_compute_for_another_one_is_named(same, over):
@@ -215,7 +242,9 @@ def test_a_client_that_waits_while_its_devices_compute_for_another_one_is_named(
     found = Scene(0.0, 20.0)
     found.add(sorted(records, key=known_order), 4.1)
     said = advice(found, 4.1)
-    told = "devices compute for ann while bob waits for its turn, 88 % of the time: lab.policy can"
+    told = (
+        "devices compute f for ann while bob waits for its turn, 88 % of the time: lab.policy can"
+    )
     assert said.startswith(told) == same
     assert ("window=0.0 of ann's programs" in said) == same
 
@@ -234,7 +263,7 @@ def test_a_client_that_waits_for_all_of_what_is_shown_is_named():
     found = Scene(0.0, 20.0)
     found.add(sorted(records, key=known_order), 9.0)
     found.window = 8.0
-    assert advice(found, 9.0).startswith("devices compute for ann while bob waits for its turn")
+    assert advice(found, 9.0).startswith("devices compute f for ann while bob waits for its turn")
 
 
 @pytest.mark.parametrize("dispatch", [0.1, 3.0])

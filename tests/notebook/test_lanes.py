@@ -241,8 +241,8 @@ def test_all_slices_of_a_lane_are_named_unless_they_are_many() -> None:
                  args={"slice": number}, **of),
         ]  # fmt: skip
         scene = scene_of(cluster.in_order())
-        rest = "s0 · 2 devices" if number in few else "2 devices"
-        assert names(scene) == [few.get(number, "2 devices"), rest]
+        rest = "s0 · 2 devices" if number in few else "devices 2, 3"
+        assert names(scene) == [few.get(number, "devices 0, 1"), rest]
     heads = next(
         each for each in PANELS["islands"](scene, 5.0).layers if each.name == "islands-heads"
     )
@@ -258,7 +258,7 @@ def test_slices_of_several_clients_are_not_named_by_their_numbers_alone() -> Non
     gang = Span("gang", 0.2, 0.3, *place, (0,), 9, 0, "q", "g", "bob", args={"slice": number})
     bound = Event("slice-bound", 0.1, "island0", client="bob", args=args)
     scene = scene_of([*cluster.in_order(), bound, gang])
-    assert names(scene) == ["device 0", "3 devices"]
+    assert names(scene) == ["device 0", "devices 1, 2, 3"]
     layers = PANELS["islands"](scene, 5.0).layers
     heads = next(each for each in layers if each.name == "islands-heads").columns["choices"][0]
     assert heads[0].endswith("slices kernel-1 s0: 1×4, bob s0: 1")

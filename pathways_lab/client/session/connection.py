@@ -41,10 +41,10 @@ from pathways_lab.client.session.requests import Questions
 from pathways_lab.client.session.slice_moves import Following
 from pathways_lab.client.session.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program.program import Line, Plan, SliceId
+from pathways_lab.core.program.program import NO_LINE, Line, Plan, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.processes.interpreter_settings import Settings
-from pathways_lab.transport.codec import unpack
+from pathways_lab.transport.codec import pack, unpack
 from pathways_lab.transport.forks import leave_at_fork
 from pathways_lab.transport.framing import TO_CONTROL, Letter, WireError
 from pathways_lab.transport.handshake import SILENCE, Refused
@@ -85,6 +85,7 @@ class Connection:
     given: by giver and name, what others have given this client and it has not taken.
     tag: of runs of which nothing else is said.
     kept: slices that were kept from an earlier connection of this name.
+    waited: the user's line that waited for a value since the last run.
     traffic: counters.  steps: of runs that were submitted and are not over; backlog: by slice.
     on_records, on_output, on_policy: called in the reactor's thread.
     gone: what calls when a handle is gone; it only enqueues.
@@ -131,6 +132,7 @@ class Connection:
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
         self.steps = self._vouched = 0
+        self.waited = NO_LINE
         self.backlog = Backlog()
         self._witnesses = Witnesses()
         self.questions: Questions = Questions(self)
@@ -318,6 +320,8 @@ class Connection:
         }
         if tag.data:
             fields["data"] = tag.data
+        if self.waited.number:
+            fields["waited"], self.waited = pack(self.waited), NO_LINE
         if known := self._forgotten(dropped):
             fields["dropped"] = known
         try:

@@ -127,7 +127,8 @@ class BufferDeclared(Wished):
 @dataclass(frozen=True, slots=True)
 class RunSubmitted(Wished):
     """inputs: per plan input a buffer, or None for an argument in the message.  outputs: the
-    buffers that the plan's outputs become, chosen by the client.  data: see :mod:`.tags`."""
+    buffers that the plan's outputs become, chosen by the client.  data: see :mod:`.tags`.
+    waited: where the client waited for a value since its last run, for people."""
 
     run: Run
     plan: str
@@ -135,6 +136,7 @@ class RunSubmitted(Wished):
     outputs: tuple[Buffer, ...]
     priority: int = 0
     data: Data = ()
+    waited: Line = NO_LINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from pathways_lab.notebook.scene.spent import Spent, percents, spent
 from pathways_lab.timeline.bars import Bar
 from pathways_lab.timeline.columns import Floats
 from pathways_lab.timeline.compiling import Making
+from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.waits import (
     COMPILE,
     DISPATCH,
@@ -65,6 +66,13 @@ on it does something else."""
 
 UNEVEN = 1.5
 """How many times as long an island must compute as any other one to be named."""
+
+SETTLED = 2.0
+"""Seconds, at least, whose largest cause is told: nobody reads a sentence that changes with every
+run of a fast program."""
+
+SEEN = 0.05
+"""Share of what is drawn that a cause must have to be told at all."""
 
 LINE = 40
 """Characters of a line at most, within a sentence."""
@@ -115,17 +123,24 @@ def advice(scene: Scene, now: float) -> str:
     start, end = scene.elapsed(now)
     if end <= start:
         return ""
+    since = min(start, max(scene.first - scene.origin, end - SETTLED))
     times, client = spent(scene, start, end), _one_by_one(scene)
+    settled = spent(scene, since, end) if since < start else times
     del times[""]  # all of them
     behind = scene.alike.behind(min(start + scene.origin, now - STEADY), 0.0)
-    share, shared = _shared(scene, start, end)
-    found: list[tuple[float, Callable[[], str]]] = [(share, lambda: shared)] * (share > WORTH)
+    found: list[tuple[float, Callable[[], str]]] = [
+        (share, partial(_in_turn, scene, *pair, start, end))
+        for pair, (share, _) in _shared(scene, since, end).items()
+        if share > WORTH
+    ]
     slow = ""
     for island, time in times.items():
+        lately = settled[island]
         host, by = _latest(scene, behind, end - start, island)
         slow = slow or _late(host, by)
-        cause = max(WAITS, key=lambda cause: time.share(cause) * _weight(cause))
-        share = time.share(cause)
+        seen = [cause for cause in WAITS if time.share(cause) > SEEN] or WAITS
+        cause = max(seen, key=lambda cause: lately.share(cause) * _weight(cause))
+        share = lately.share(cause)
         if host and cause == INPUT:
             # The devices of a late host are those that the others wait for.
             hosts = len(scene.machine.hosts_of(island))
@@ -135,10 +150,10 @@ def advice(scene: Scene, now: float) -> str:
             function = _made(scene, bars).partition(" on ")[0]
             tell = partial(_late, host, by, rest, function and function + line_of(scene, function))
         elif client and cause in _OVERLAP:
-            cause, share = NOTHING, time.share(*_OVERLAP) + time.nothing
+            cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
             first, remedy = _CAUSES[cause]
-            called = client[1] + line_of(scene, client[1])
-            tell = partial(_told, first.format(client[0], called), remedy, island, time)
+            called = client.program + (_lined(client.waited) or line_of(scene, client.program))
+            tell = partial(_told, first.format(client.client, called), remedy, island, time)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
         if share > WORTH:
@@ -249,9 +264,9 @@ def _lined(line: str) -> str:
     return f" (line {shown[:LINE]}{'…' * (len(shown) > LINE)})" if shown else ""
 
 
-def _one_by_one(scene: Scene) -> tuple[str, str] | None:
-    """The client that waited for each of its newest runs before it submitted the next, and their
-    program; None for none and where several compute, or several programs."""
+def _one_by_one(scene: Scene) -> RunSeen | None:
+    """The newest run of a client that waited for each of its newest runs before it submitted the
+    next; None for none and where several compute, or several programs."""
     # One that has ended without a gang is a part of another one, which was made of several calls.
     known = [run for run in scene.runs.values() if run.count or run.ended is None][-4 * CALLS :]
     runs = [run for run in known if run.submitted < math.inf]
@@ -262,7 +277,7 @@ def _one_by_one(scene: Scene) -> tuple[str, str] | None:
         waited = before.ended is not None and before.end <= after.submitted < before.end + PAUSE
         if not waited:
             return None
-    return runs[-1].client, runs[-1].program
+    return runs[-1]
 
 
 def _compiling(making: Making) -> str:
@@ -270,34 +285,41 @@ def _compiling(making: Making) -> str:
     return f"no device computes: hosts compile {making.name}{line}; {_CAUSES[COMPILE][1]}"
 
 
-def _shared(scene: Scene, start: float, end: float) -> tuple[float, str]:
-    """The client that waits longest while devices that it uses compute for another one.
+def _in_turn(scene: Scene, client: str, other: str, start: float, end: float) -> str:
+    """The sentence about a client that waits while devices compute for another one."""
+    share, function = _shared(scene, start, end).get((client, other), (0.0, ""))
+    what = f"{function}{line_of(scene, function)} " if function else ""
+    return (
+        f"devices compute {what}for {other} while {client} waits for its turn,"
+        f" {100 * share:.0f} % of the time: lab.policy can prefer {client}, window=0.0 of {other}'s"
+        " programs lets it in sooner, a slice on other devices spares it the wait"
+    )
 
-    Returns for which share of the time, and the sentence, which names the other one first.
-    """
+
+def _shared(scene: Scene, start: float, end: float) -> dict[tuple[str, str], tuple[float, str]]:
+    """By client, and another one: the share of the time in which it waits while devices that it
+    uses compute for the other one, and the function that these compute most."""
     clients = [what.client for what in scene.catalogue]
     if len({*clients} - {""}) < 2:
-        return 0.0, ""
+        return {}
+    names = [what.node for what in scene.catalogue]
     moments = np.linspace(start, end, PARTS)
     bars: dict[str, Any] = scene.bars.columns()
     gangs = bars["bottom"] - bars["top"] > 0.5
     left, right, tops, whats = (bars[name][gangs] for name in ("left", "right", "top", "what"))
     of = np.array(clients)[whats]  # also before what is shown: it may wait for all of that
     waits = _waiting(scene, moments + scene.origin)
-    found = (0.0, "", "")
+    took = np.maximum(np.minimum(right, end) - np.maximum(left, start), 0.0)
+    found: dict[tuple[str, str], tuple[float, str]] = {}
     for client, waiting in waits.items():
         for other in {*of.tolist()} - {client, ""}:
             shared = np.intersect1d(tops[of == client], tops[of == other])
             here = (of == other) & np.isin(tops, shared)
             busy = np.searchsorted(np.sort(left[here]), moments, "right")
             busy -= np.searchsorted(np.sort(right[here]), moments, "right")
-            found = max(found, (float(np.mean(waiting & (busy > 0))), client, other))
-    share, client, other = found
-    return share, (
-        f"devices compute for {other} while {client} waits for its turn, {100 * share:.0f} % of"
-        f" the time: lab.policy can prefer {client}, window=0.0 of {other}'s programs lets it in"
-        " sooner, a slice on other devices spares it the wait"
-    )
+            each = zip(names, np.bincount(whats[here], took[here]).tolist(), strict=False)
+            found[client, other] = float(np.mean(waiting & (busy > 0))), _most(each)
+    return found
 
 
 def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:

@@ -14,7 +14,7 @@ Paper: section 4.4 (gangs).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -42,6 +42,9 @@ WORST = 3
 NAMED = 3
 """Slices of a lane, at most, where lanes are named after them: after all or none."""
 
+TOLD = 4
+"""Devices of a lane, at most, that are named where others of their host have another lane."""
+
 KEPT = 4096
 """Computations that are compared with what other hosts say of them, at most."""
 
@@ -63,18 +66,21 @@ class Fold(NamedTuple):
     def slices(self) -> set[int]:
         return {number for number, _ in self.used}
 
-    def label(self, count: int, numbered: bool) -> str:
-        """The name of a lane of so many devices, as far as there is room.
+    def label(self, lanes: Collection[Lane], whole: bool, numbered: bool) -> str:
+        """The name of a lane of these devices, as far as there is room.
 
-        numbered: with the numbers of its slices.
+        whole: they are all of their hosts.  numbered: with the numbers of its slices.
         """
+        count = len(lanes)
         devices = f"{count} device{'s' * (count != 1)}"
         name = short(self.apart)
         if not name and numbered:
             name = ", ".join(f"s{own(number)}" for number in sorted(self.slices))
-        whole = f"{name} · {devices}" if name else devices
-        fits = wide(whole) + wide(self.island, bold=True) <= LABELLED
-        return whole if fits or not name else f"{name} ×{count}"
+        if not name and not whole and count <= TOLD and len({lane.host for lane in lanes}) == 1:
+            return f"devices {', '.join(str(lane.device) for lane in lanes)}"
+        full = f"{name} · {devices}" if name else devices
+        fits = wide(full) + wide(self.island, bold=True) <= LABELLED
+        return full if fits or not name else f"{name} ×{count}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +292,10 @@ class Alike:
         for row, fold in folds.items():
             together.setdefault(row if fold in unfolded else fold, []).append(row)
         first = {row: group[0] for group in together.values() for row in group}
-        sizes = {group[0]: sum(len(members[row]) for row in group) for group in together.values()}
+        within = {group[0]: [lane for row in group for lane in members[row]]
+                  for group in together.values()}  # fmt: skip
+        sizes = {row: len(lanes) for row, lanes in within.items()}
+        hosts = Counter(lane.host for lane in rows.of)
 
         slices = {number for fold in folds.values() for number in fold.slices}
         # Each client counts its own.
@@ -296,7 +305,9 @@ class Alike:
         def label(lane: Lane) -> str:
             row = first[rows.of[lane]]
             alone = row in together or sizes[row] == 1
-            return (alone and rows.labels[row]) or folds[row].label(sizes[row], numbered)
+            lanes = within[row]
+            whole = sizes[row] == sum(hosts[host] for host in {lane.host for lane in lanes})
+            return (alone and rows.labels[row]) or folds[row].label(lanes, whole, numbered)
 
         found = arranged(rows.level, {lane: first[row] for lane, row in rows.of.items()}, label)
         drawn = {row: (found.of[members[row][0]], size / len(members[row]))

@@ -238,6 +238,7 @@ def _submit(letter: _Letter) -> m.Event:
         message.outputs,
         message.priority,
         message.data,
+        message.waited,
     )
 
 
