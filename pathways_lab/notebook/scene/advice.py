@@ -137,7 +137,8 @@ def advice(scene: Scene, now: float) -> str:
     for island, time in times.items():
         lately = settled[island]
         host, by = _latest(scene, behind, end - start, island)
-        slow = slow or _late(host, by)
+        function = _waited_for(scene, start, island) if host else ""
+        slow = slow or _late(host, by, function=function)
         seen = [cause for cause in WAITS if time.share(cause) > SEEN] or WAITS
         cause = max(seen, key=lambda cause: lately.share(cause) * _weight(cause))
         share = lately.share(cause)
@@ -146,9 +147,7 @@ def advice(scene: Scene, now: float) -> str:
             hosts = len(scene.machine.hosts_of(island))
             share *= hosts / max(hosts - 1, 1)
             rest = f", and the rest of {island} waits {100 * share:.0f} % of the time for it"
-            bars = _newest(scene, start + scene.origin, island, WAITS.index(INPUT))
-            function = _made(scene, bars).partition(" on ")[0]
-            tell = partial(_late, host, by, rest, function and function + line_of(scene, function))
+            tell = partial(_late, host, by, rest, function)
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
             first, remedy = _CAUSES[cause]
@@ -227,6 +226,13 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
     if uneven := _uneven(scene, times):
         first, remedy = uneven, f"stages of equal length wait less, and {remedy}"
     return _told(first, remedy, island, times[island], cause, about)
+
+
+def _waited_for(scene: Scene, start: float, island: str) -> str:
+    """The function for whose end devices of an island wait most, with its line; "" for none."""
+    bars = _newest(scene, start + scene.origin, island, WAITS.index(INPUT))
+    function = _made(scene, bars).partition(" on ")[0]
+    return function and function + line_of(scene, function)
 
 
 def _newest(scene: Scene, since: float, island: str, kind: int) -> list[Bar]:
