@@ -333,7 +333,7 @@ def in_this_process(lab: pw.Lab) -> None:
     pair = lab.slice(2, "x")
     with lab.open_door() as door:
         assert jax.devices() == list(door.devices)
-        x = jax.device_put(before, jax.NamedSharding(door.mesh(pair), jax.P("x")))
+        x = jax.device_put(before, pair.sharding(jax.P("x")))
         handle = pw.device_put(before, pair)  # an array for JAX, too
         assert jax.jit(jnp.sum)(x * handle) == 14.0  # JAX's own, on the lab
 

@@ -88,20 +88,26 @@ class OpenDoor:
         for device in self.devices:
             self._at[device.host, next(of_host[device.host])] = device
         self._slices: weakref.WeakValueDictionary[Mesh, Slice] = weakref.WeakValueDictionary()
+        self._meshes: weakref.WeakKeyDictionary[Slice, dict[Any, Mesh]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._taking = functools.lru_cache(maxsize=1024)(functools.partial(_taking, lab.name))
         in_jax.door = self
 
-    def mesh(self, place: Slice) -> Mesh:
-        """A slice as a mesh of JAX's devices, with the slice's axes.
-
-            with lab.open_door() as door:
-                x = jax.device_put(x, NamedSharding(door.mesh(slice), P("x")))
-
-        Raises PathwaysError when the slice has devices that came to the lab after the door.
-        """
-        return self._mesh(place, place.axis_sizes)
+    def mesh_of(self, place: Slice) -> Mesh | None:
+        """A slice of the lab as a mesh of JAX's devices; None for other slices, and for those
+        with devices that are newer than the door."""
+        known = place.owner is self.lab and all(at in self._at for at in place.binding.devices)
+        return self._mesh(place, place.axis_sizes) if known else None
 
     def _mesh(self, place: Slice, axes: tuple[tuple[str, int], ...]) -> Mesh:
+        known = self._meshes.setdefault(place, {})
+        key = place.binding.devices, axes
+        if key not in known:
+            known[key] = self._made(place, axes)
+        return known[key]
+
+    def _made(self, place: Slice, axes: tuple[tuple[str, int], ...]) -> Mesh:
         missing = [at[0] for at in place.binding.devices if at not in self._at]
         if missing:
             raise failures.failure(
@@ -129,7 +135,8 @@ class OpenDoor:
         tree: a handle of this lab, or a tree of them; what else is in it stays as it is.
 
         No bytes come to this process.  Their devices have them twice, as long as the handle lives.
-        Raises PathwaysError for what :meth:`mesh` raises it, and for handles that have failed.
+        Raises PathwaysError for handles that have failed, or are on devices that are newer than
+        the door.
         """
         leaves, structure = jax.tree.flatten(tree)
         where = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Handle)]
@@ -264,6 +271,7 @@ class OpenDoor:
         self.devices, self._own = (), frozenset()
         self._at.clear()
         self._slices.clear()
+        self._meshes.clear()
         self._taking.cache_clear()
         self._connected.close()
 

@@ -21,6 +21,9 @@ import pathways_lab as pw  # noqa: E402
 
 lab = pw.connect(sys.argv[1])
 place = lab.slice(2, "x")
+total = jax.shard_map(
+    lambda v: jax.lax.psum(v, "x"), mesh=place.mesh, in_specs=jax.P("x"), out_specs=jax.P()
+)
 with lab.open_door("kernel") as door:
     assert jax.devices() == list(door.devices)
     assert [d.platform for d in jax.devices("cpu")] == ["cpu"]
@@ -34,11 +37,20 @@ with lab.open_door("kernel") as door:
     assert np.array_equal(jax.jit(lambda a, b: a + b)(before, x), [1, 2, 3, 4])
     assert np.array_equal(jax.random.normal(key, (4,)), drawn)
     assert np.array_equal(jax.grad(lambda v: (v * before).sum())(x), before)
-    mesh = door.mesh(place)
+    mesh = place.mesh
     assert mesh.shape == {"x": 2}
-    cut = jax.device_put(before, jax.NamedSharding(mesh, jax.P("x")))
+    cut = jax.device_put(before, place.sharding(jax.P("x")))
     assert cut.devices() == set(mesh.devices.flat)
     assert np.array_equal(jax.jit(jnp.cumsum)(cut) * before, [0, 1, 6, 18])
+    # Compiled functions of the lab take meshes of JAX's devices, and those from before the door.
+    whole = jax.shard_map(
+        lambda v: jax.lax.psum(v, "x"), mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P()
+    )
+    for summed in (jax.jit(whole), pw.jit(whole, on=place), pw.jit(total, on=place)):
+        assert np.array_equal(summed(before), [2, 4]), summed
+    with jax.set_mesh(mesh):
+        assert np.array_equal(jax.jit(jnp.negative)(cut), -before)
+        assert np.array_equal(pw.jit(jnp.negative, on=place)(before), -before)
     home = jax.device_put(cut, jax.devices("cpu")[0])
     assert np.array_equal(home + committed, [0, 2, 4, 6])
     with jax.default_device(jax.devices("cpu")[0]):

@@ -18,6 +18,7 @@ Paper: section 4.2 (registering computations), section 3.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -30,7 +31,7 @@ import jax
 from jax import export as jax_export
 from jax import jit as jax_jit  # JAX's own, also while jax.jit is routed to the lab
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from pathways_lab.client.code import jaxprs, layouts, pickling
 from pathways_lab.client.code.layouts import Requested
@@ -124,18 +125,20 @@ def make(
     """Lower and pack *body* for *place*.  wanted, out: layouts that are already decided."""
     stats.work.exported += 1
     platform = PLATFORMS.get(place.kind, place.kind)
-    _pin(body, place, wanted, out)
+    named = jaxprs.meshes_named(body.jaxpr.jaxpr)
+    like = _stands_for(body, place, named.get(place))
+    _pin(body, place, wanted, out, place in named)
     structs = [
         jax.ShapeDtypeStruct(
             kind.shape,
             dtype_of(kind.dtype),
-            sharding=_sharding(requested, layout, place),
+            sharding=_sharding(requested, layout, place, like),
             weak_type=kind.weak,
         )
         for kind, layout, requested in zip(body.in_types, wanted, body.requested, strict=True)
     ]
     out_shardings = [
-        None if layout is None else layouts.sharding_of(layout, place) for layout in out
+        None if layout is None else layouts.sharding_of(layout, place, like) for layout in out
     ]
     # Arguments are counted by position everywhere: those that nothing reads stay.
     jitted = jax_jit(_as_traced(body), out_shardings=out_shardings, keep_unused=True)
@@ -176,18 +179,35 @@ def _parts(layout: Layout) -> int:
     return math.prod(sizes[axis] for axes in layout.spec for axis in axes)
 
 
-def _sharding(requested: Any, layout: Layout | None, place: Slice) -> NamedSharding | None:
+def _sharding(
+    requested: Any, layout: Layout | None, place: Slice, like: Mesh | None
+) -> NamedSharding | None:
     """The type of an argument for JAX; where axes are explicit, the user's own sharding."""
     if layouts.is_explicit(requested):
         return requested
-    return None if layout is None else layouts.sharding_of(layout, place)
+    return None if layout is None else layouts.sharding_of(layout, place, like)
 
 
-def _pin(body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout | None]) -> None:
-    """Decide as much as JAX needs to know on how many devices it lowers."""
-    if any(layout is not None for layout in (*wanted, *out)):
-        return
-    if place in jaxprs.slices_named(body.jaxpr.jaxpr):
+def _stands_for(body: Body, place: Slice, named: Mesh | None) -> Mesh | None:
+    """The mesh whose devices the user's code means by a slice: virtual ones, or JAX's by a door.
+
+    named: a mesh of the slice that stands in the code.
+    """
+    asked = (each.mesh for each in body.requested if layouts.is_explicit(each))
+    meshes: list[Any] = [named, *asked]
+    with contextlib.suppress(ValueError):  # within a trace of JAX's
+        meshes.append(jax.sharding.get_mesh())
+    return next((mesh for mesh in meshes if layouts.slice_of_mesh(mesh) is place), None)
+
+
+def _pin(
+    body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout | None], named: bool
+) -> None:
+    """Decide as much as JAX needs to know on how many devices it lowers.
+
+    named: a mesh in the code says it.
+    """
+    if named or any(layout is not None for layout in (*wanted, *out)):
         return
     wanted[:] = [layouts.replicated(place, len(kind.shape)) for kind in body.in_types]
     if not wanted:

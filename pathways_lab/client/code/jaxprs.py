@@ -82,17 +82,24 @@ def _is_variable(entry: Any) -> bool:
     return not isinstance(entry, Literal)
 
 
-def slices_named(jaxpr: Any) -> set[Slice]:
-    """Slices whose mesh stands in it: in ``shard_map``, constraints, nested ``jit``."""
-    return {found for equation in jaxpr.eqns for found in slices_of_equation(equation)}
+def meshes_named(jaxpr: Any) -> dict[Slice, Mesh]:
+    """Meshes of slices that stand in it: in ``shard_map``, constraints, nested ``jit``."""
+    found: dict[Slice, Mesh] = {}
+    for equation in jaxpr.eqns:
+        found |= _meshes_of_equation(equation)
+    return found
 
 
 def slices_of_equation(equation: Any) -> set[Slice]:
     """Slices whose mesh stands in the parameters of one equation, or inside of it."""
+    return {*_meshes_of_equation(equation)}
+
+
+def _meshes_of_equation(equation: Any) -> dict[Slice, Mesh]:
     meshes = (mesh for value in equation.params.values() for mesh in _meshes(value))
-    found = {known for mesh in meshes if (known := slice_of_mesh(mesh)) is not None}
+    found = {known: mesh for mesh in meshes if (known := slice_of_mesh(mesh)) is not None}
     for inner in jaxprs_in_params(equation.params):
-        found |= slices_named(inner)
+        found |= meshes_named(inner)
     return found
 
 

@@ -31,7 +31,7 @@ Requested = NamedSharding | PartitionSpec | None
 
 
 def slice_of_mesh(mesh: Any) -> Slice | None:
-    """The slice whose devices a mesh is made of; None when they are not virtual.
+    """The slice whose devices a mesh is made of, also of JAX's devices by a door; None without one.
 
     Raises PathwaysError for a mesh of some or of reordered devices of a slice.
     """
@@ -39,7 +39,7 @@ def slice_of_mesh(mesh: Any) -> Slice | None:
         return None
     devices = list(mesh.devices.flat)
     if not isinstance(devices[0], VirtualDevice):
-        return None
+        return None if in_jax.door is None else in_jax.door.slice_of(mesh)
     owner = devices[0].slice
     if devices != list(owner.devices):
         raise failures.capture_failure(
@@ -51,18 +51,14 @@ def slice_of_mesh(mesh: Any) -> Slice | None:
 
 
 def slice_of_sharding(sharding: Any) -> Slice | None:
-    """The slice behind a ``NamedSharding``, also over JAX's devices by a door; None without one."""
-    if not isinstance(sharding, NamedSharding):
-        return None
-    found = slice_of_mesh(sharding.mesh)
-    if found is None and in_jax.door is not None:
-        found = in_jax.door.slice_of(sharding.mesh)
-    return found
+    """The slice behind a ``NamedSharding``; None without one."""
+    return slice_of_mesh(sharding.mesh) if isinstance(sharding, NamedSharding) else None
 
 
 def is_virtual(sharding: Any) -> bool:
     """Whether it is a ``NamedSharding`` over virtual devices."""
-    return isinstance(sharding, NamedSharding) and slice_of_mesh(sharding.mesh) is not None
+    found = slice_of_sharding(sharding)
+    return found is not None and isinstance(sharding.mesh.devices.flat[0], VirtualDevice)
 
 
 def is_explicit(requested: Any) -> TypeGuard[NamedSharding]:
@@ -186,9 +182,15 @@ def carried_over(layout: Layout, on: Slice, kind: ArrayType) -> Layout:
     return Layout(on.axis_sizes, tuple(spec))
 
 
-def sharding_of(layout: Layout, on: Slice) -> NamedSharding:
-    """The JAX sharding of a layout, over the virtual devices of its slice."""
-    return NamedSharding(on.mesh_of(layout.mesh), spec_of(layout))
+def sharding_of(layout: Layout, on: Slice, like: Mesh | None = None) -> NamedSharding:
+    """The JAX sharding of a layout, over the virtual devices of its slice.
+
+    like: a mesh of the slice whose devices stand for it in place of these.
+    """
+    if like is None:
+        return NamedSharding(on.mesh_of(layout.mesh), spec_of(layout))
+    names, sizes = zip(*layout.mesh, strict=True) if layout.mesh else ((), ())
+    return NamedSharding(Mesh(like.devices.reshape(sizes), names), spec_of(layout))
 
 
 def cover(layout: Layout, shape: tuple[int, ...], hosts: tuple[str, ...]) -> dict[int, Box]:

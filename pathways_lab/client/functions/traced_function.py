@@ -98,7 +98,7 @@ class Body:
         self.out_types = tuple(type_of(aval) for aval in self.jaxpr.out_avals)
         self.out_tree = getattr(call, "out_tree", None)
         self.calls_python = jaxprs.calls_python(self.jaxpr.jaxpr)
-        self._bound = bool(jaxprs.slices_named(self.jaxpr.jaxpr)) or any(
+        self._bound = bool(jaxprs.meshes_named(self.jaxpr.jaxpr)) or any(
             map(layouts.is_explicit, self.requested)
         )
         self.requested_out: tuple[Requested, ...] = (None,) * len(self.out_types)

@@ -27,7 +27,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client.functions.array_types import ArrayType
-from pathways_lab.client.session import failures
+from pathways_lab.client.session import failures, in_jax
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import SliceId, slice_name
@@ -175,13 +175,21 @@ class Slice:
         """``((axis name, size), ...)``: the mesh of a layout."""
         return tuple(zip(self.axes, self.shape, strict=True))
 
-    @functools.cached_property
+    @property
     def mesh(self) -> Mesh:
-        """The slice as a ``jax.sharding.Mesh``."""
+        """The slice as a ``jax.sharding.Mesh``.
+
+        JAX computes on it while a door of the lab is open (:meth:`pathways_lab.Lab.open_door`).
+        """
+        real = None if in_jax.door is None else in_jax.door.mesh_of(self)
+        return real or self._virtual
+
+    @functools.cached_property
+    def _virtual(self) -> Mesh:
         return self.mesh_of(self.axis_sizes)
 
     def mesh_of(self, axes: tuple[tuple[str, int], ...]) -> Mesh:
-        """The same devices, in the same order, as a mesh of other axes."""
+        """The virtual devices, in the same order, as a mesh of other axes."""
         shape = tuple(size for _, size in axes)
         grid = np.empty(len(self.devices), dtype=object)
         grid[:] = self.devices

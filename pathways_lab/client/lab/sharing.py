@@ -218,7 +218,7 @@ class Sharing:
             with lab.open_door() as door:
                 y = jax.jit(step)(x)                  # on the lab
                 loss = jnp.mean(handle)               # handles are arrays for JAX
-                mesh = door.mesh(slice)               # a slice as JAX's mesh
+                jax.set_mesh(slice.mesh)              # slices have meshes of JAX's devices
 
         name: of one more client of the lab, which runs what JAX runs; without one by a number.
 

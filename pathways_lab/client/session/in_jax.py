@@ -30,6 +30,9 @@ class Door(Protocol):
     def sharding(self, handle: Any) -> jax.sharding.NamedSharding:
         """How JAX's array of a handle is cut."""
 
+    def mesh_of(self, place: Any) -> jax.sharding.Mesh | None:
+        """A slice of the lab as a mesh of JAX's devices; None for slices that it does not know."""
+
     def slice_of(self, mesh: Any) -> Any:
         """The slice of which it is JAX's mesh, if it is one."""
 
