@@ -288,11 +288,16 @@ class Script:
         self.send(ClientJoined(self.time, "join", name))
 
     def slice(
-        self, devices: int, *, client: str = "kernel-1", island: str | None = None
+        self,
+        devices: int,
+        *,
+        client: str = "kernel-1",
+        island: str | None = None,
+        islands: tuple[str, ...] = (),
     ) -> SliceId:
         """A row of devices; raises what the core answers when there is none."""
         number = self._number()
-        request = SliceRequest((devices,), ("x",), island)
+        request = SliceRequest((devices,), ("x",), island, islands=islands)
         for command in self.send(SliceRequested(self.time, "slice", client, number, request)):
             if isinstance(command, Refused):
                 raise PathwaysError(command.failure)

@@ -46,16 +46,16 @@ def machine_of(lab: pw.Lab) -> None:
 
 
 @shows(
-    "Lab.slice", "pw.Slice", "Slice.axis_sizes", "Slice.mesh", "Slice.hosts", "Slice.island",
-    "Slice.state",
+    "Lab.slice", "pw.Slice", "Slice.axis_sizes", "Slice.mesh", "Slice.hosts",
+    "Slice.island", "Slice.islands", "Slice.state",
 )  # fmt: skip
 def slicing(lab: pw.Lab) -> None:
     grid = lab.slice((1, 2), ("data", "model"), island="island0")
     assert grid.axis_sizes == (("data", 1), ("model", 2))
     assert grid.mesh.axis_names == ("data", "model")  # a jax.sharding.Mesh
-    assert grid.island == "island0"
+    assert (grid.island, grid.state) == ("island0", "bound")
     assert set(grid.hosts) == {"island0/host0"}  # one for each device
-    assert grid.state == "bound"
+    assert lab.slice((2, 1), ("island", "x"), islands=2).islands == ("island0", "island1")
 
 
 @shows("Slice.sharding")

@@ -380,9 +380,8 @@ class Control:
             key = run.index.step_function[step] if run is not None else None
             if run is None or key is None:
                 continue
-            island = state.resources.slices[key[1]].binding.island
-            lease = state.resources.leases.get(island)
-            if lease is not None and not lease.order and lease.client == run.client:
+            lease = state.resources.unordered(key[1])
+            if lease is not None and lease.client == run.client:
                 self.outcomes.poison(run, step, event.failure)
         for number in event.runs:
             run = state.runs.get(number)

@@ -131,7 +131,7 @@ class Book:
         return self._slices[slice_id][0].devices
 
     def _near(self, slice_id: SliceId) -> bool:
-        return self._slices[slice_id][0].island == self.island
+        return self.island in self._slices[slice_id][0].islands
 
     def _begins(self, slice_id: SliceId | None) -> bool:
         """Whether the first device of a slice is on this host."""

@@ -217,7 +217,8 @@ def slice_shapes(program: Program | Plan) -> dict[SliceId, tuple[tuple[str, int]
 def _requests(load: Load, machine: Machine) -> dict[SliceId, SliceRequest]:
     """The request for each slice of a load's program.
 
-    One that has lain on an island goes to the island of that name, if there is one.
+    One that has lain on an island goes to the island of that name, if there is one; one that has
+    spanned islands spans as many.
     """
     islands = {island for _, island in machine.hosts()}
     if isinstance(load.program, Program | Plan):
@@ -234,8 +235,11 @@ def _requests(load: Load, machine: Machine) -> dict[SliceId, SliceRequest]:
         b.slice: SliceRequest(
             b.shape,
             b.axes,
-            load.islands.get(b.slice, b.island if b.island in islands else None),
+            load.islands.get(
+                b.slice, b.island if b.island in islands and not b.elsewhere else None
+            ),
             at=load.at.get(b.slice, ()),
+            islands=() if b.slice in load.islands else b.spread,
         )
         for b in load.program.bindings
     }

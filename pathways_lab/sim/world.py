@@ -126,7 +126,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.clients: dict[str, Client] = {}
         self.plans: dict[str, Plan] = {}
-        self.islands: dict[SliceId, str] = {}
+        self.islands: dict[SliceId, tuple[str, ...]] = {}
         self.local: dict[SliceId, dict[str, tuple[int, ...]]] = {}
         self.bindings: dict[SliceId, SliceBinding] = {}
         self.lanes: dict[SliceId, str] = {}
@@ -228,7 +228,7 @@ class World:
         self.bindings[binding.slice] = binding
         self._members[binding.slice] = [self.hosts.get(h) for h in local]
         self.local[binding.slice] = {h: tuple(sorted(d)) for h, d in local.items()}
-        self.islands[binding.slice] = binding.island
+        self.islands[binding.slice] = binding.islands
         self.lanes[binding.slice] = "+".join([f"{h}:{d}" for h, d in sorted(binding.devices)])
 
     # --- hosts -----------------------------------------------------------------------
@@ -320,8 +320,11 @@ class World:
         found = self._gangs.get(key)
         if found is None:
             hosts = tuple(self.local[node.slice])
-            speed = self.machine.of(self.islands[node.slice]).speed
+            islands = self.islands[node.slice]
+            speed = min(self.machine.of(island).speed for island in islands)
             seconds = self.vary(cost.seconds) * self.pace(hosts) / speed
+            if cost.collective and len(islands) > 1:
+                seconds += self.machine.costs.dcn_latency
             found = Gang(*key, hosts, seconds, cost.cores, cost.collective)
             found.broken = any(not self.alive(h) for h in self._members[node.slice])
             self._gangs[key] = found

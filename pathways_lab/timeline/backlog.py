@@ -37,7 +37,7 @@ class Backlog:
             self.gangs += calls - self._left.pop(record.run, 0)
             if calls:
                 self._left[record.run] = calls
-        elif record.kind == "granted":
+        elif record.kind == "granted" and not record.args.get("again"):
             self.placed(record.run, 1)
         elif record.kind in ENDS:
             self.gangs -= self._left.pop(record.run, 0)

@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pathways_lab.timeline.machine import natural
 from pathways_lab.timeline.packed import Granted, Row, single
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 GangKey = tuple[int, int]
-"""Run and step: one gang, on one island."""
+"""Run and step: one gang."""
 
 RUNS = 4096
 """Runs of which it is remembered how many of their gangs are done, unless all are."""
@@ -32,6 +33,9 @@ picture shows."""
 
 WAITING = 1024
 """Gangs in columns that no question has asked for, at most."""
+
+UNKNOWN = 0, -1
+"""Epoch and number of a place that nobody has told."""
 
 _KINDS = frozenset(("gang", "granted", "launched", "failed", "cancelled"))
 """Kinds of records about gangs; events and spans share no kind of these."""
@@ -44,7 +48,7 @@ STATES = ("granted", "launched", "done", "failed")
 class Gang:
     """One node of one run on all devices of its slice.
 
-    place: ``(epoch, number)`` in the island's order; number -1 when unknown.
+    places: by island, ``(epoch, number)`` in its order; number -1 when unknown.
     granted: time, or None when that record is not known.
     launched, started, ended: times by host.
     poisoned: an input was missing, so its results reach nobody.
@@ -54,13 +58,12 @@ class Gang:
 
     run: int
     step: int
-    island: str = ""
     program: str = ""
     node: str = ""
     client: str = ""
     line: str = ""
     slice: int = -1
-    place: tuple[int, int] = (0, -1)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     granted: float | None = None
     launched: dict[str, float] = field(default_factory=dict)
@@ -69,6 +72,20 @@ class Gang:
     poisoned: bool = False
     abandoned: bool = False
     counted: bool = False
+
+    @property
+    def placed(self) -> str:
+        """Its places, in words."""
+        return " and ".join(f"#{self.places[island][1]} of {island}" for island in self.islands)
+
+    @property
+    def islands(self) -> list[str]:
+        """The islands that it has a place on, as people count."""
+        return sorted(self.places, key=natural)
+
+    def place_on(self, island: str) -> tuple[int, int]:
+        """Epoch and number in an island's order."""
+        return self.places.get(island, UNKNOWN)
 
     @property
     def where(self) -> tuple[str, ...]:
@@ -100,10 +117,9 @@ class Gang:
         """Whether nothing more is to come of it: cheaper to ask than its state."""
         return self.counted or self.poisoned or self.abandoned
 
-    @property
-    def key(self) -> tuple[int, int, float]:
-        """Its place among the gangs of its island, those of unknown number last."""
-        epoch, number = self.place
+    def key(self, island: str) -> tuple[int, int, float]:
+        """Its place among the gangs of an island, those of unknown number last."""
+        epoch, number = self.place_on(island)
         return (epoch, number, 0.0) if number >= 0 else (epoch, 1 << 62, self.first_seen)
 
     @property
@@ -168,7 +184,8 @@ class Gangs:
         elif kind == "granted":
             gang.granted = record.time
             gang.line = gang.line or str(args.get("line", ""))
-            gang.hosts = tuple(str(host) for host in args.get("hosts", ())) or gang.hosts
+            there = map(str, args.get("hosts", ()))
+            gang.hosts = tuple(dict.fromkeys((*gang.hosts, *there)))
             self._count(gang)
         else:
             gang.launched[record.host] = record.time
@@ -227,22 +244,23 @@ class Gangs:
                 if not isinstance(record, Sample) and record.kind in _KINDS:
                     self._fold(record)
         self._ahead = len(self._later)
-        for run, islands in past.items():
+        for run, (own, islands) in past.items():
             for island, count in islands.items():
                 self._gone[island] = self._gone.get(island, 0) + count
-                self._count_done(run, count)
+            self._count_done(run, own)
 
     def leave_out(self, over: Iterable[Gang]) -> None:
         """Add finished gangs that another fold has listed to the count of forgotten ones."""
         for gang in over:
-            self._gone[gang.island] = self._gone.get(gang.island, 0) + 1
+            self._left(gang)
             if gang.counted:
                 self._count_done(gang.run, 1)
 
     def _past(
         self, later: Sequence[_Later], ended: Mapping[int, Counter[str]], begun: Container[int]
-    ) -> dict[int, dict[str, int]]:
-        """Runs that are over on all hosts and not among the newest, with their gangs by island.
+    ) -> dict[int, tuple[int, dict[str, int]]]:
+        """Runs that are over on all hosts and not among the newest, with their gangs, in all and
+        by island.
 
         ended: of each run, how many of its gangs each host has ended.  begun: runs that are told
         apart already, or have to be.
@@ -259,24 +277,25 @@ class Gangs:
         short = {name for name in island.values() if len(self._orders.get(name, ())) < self.keep}
         begins = {name for name in short if any(not g.over for g in self._orders.get(name, ()))}
         done: dict[int, int] = {}
-        past: dict[int, dict[str, int]] = {}
+        past: dict[int, tuple[int, dict[str, int]]] = {}
         for run in dict.fromkeys([item.run for item in later]):
             gangs: dict[str, int] = {}
             if run in granted:
                 for window in granted[run]:
                     where = window.placing.island
                     gangs[where] = gangs.get(where, 0) + len(window)
+                own = sum([window.own for window in granted[run]])
                 parts = sum([window.parts for window in granted[run]])
                 over = run in ended and ended[run].total() == parts
             elif over := run in ended:  # its grant was lost
-                gangs[island[run]] = max(ended[run].values())
+                own = gangs[island[run]] = max(ended[run].values())
             if not over:
                 begins |= short & gangs.keys()
                 continue
             if run not in begun:
-                done[run] = sum(gangs.values())
+                done[run] = own
                 if begins.isdisjoint(gangs):
-                    past[run] = gangs
+                    past[run] = own, gangs
         newer = 0
         for run in reversed(done):
             if newer < RECENT:
@@ -342,25 +361,26 @@ class Gangs:
             self._of_run.setdefault(record.run, {})[record.step] = gang
             gang.abandoned = record.run in self._ended_runs
             self._forget_one()
-        elif record.kind != "granted" and gang.granted is not None and gang.place[1] >= 0:
+        island, before = record.island, gang.places.get(record.island)
+        if record.kind != "granted" and gang.granted is not None and (before or UNKNOWN)[1] >= 0:
             return gang  # its grant has told all of it
-        before = gang.island, gang.place
-        gang.island = gang.island or record.island
         gang.program = gang.program or record.program
         gang.node = gang.node or record.node
         gang.client = gang.client or record.client
-        number = int(record.args.get("seq", -1))
-        if number >= 0:
-            gang.place = (int(record.args.get("epoch", gang.place[0])), number)
         gang.slice = int(record.args.get("slice", gang.slice))
-        if (gang.island, gang.place) != before:
-            order = self._orders.setdefault(gang.island, [])
-            if not before[0]:
-                if gang.place[1] < 0 or (order and order[-1].key > gang.key):
-                    self._unsorted.add(gang.island)
+        epoch, number = before or UNKNOWN
+        told = int(record.args.get("seq", -1))
+        if told >= 0:
+            epoch, number = int(record.args.get("epoch", epoch)), told
+        if island and (epoch, number) != before:
+            gang.places[island] = epoch, number
+            order = self._orders.setdefault(island, [])
+            if before is None:
+                if number < 0 or (order and order[-1].key(island) > gang.key(island)):
+                    self._unsorted.add(island)
                 order.append(gang)
             else:
-                self._unsorted.add(gang.island)
+                self._unsorted.add(island)
         return gang
 
     def _forget_one(self) -> None:
@@ -377,9 +397,13 @@ class Gangs:
         del self._of_run[run][step]
         if not self._of_run[run]:
             del self._of_run[run]
-        if gang.island:
-            self._orders[gang.island].remove(gang)
-        self._gone[gang.island] = self._gone.get(gang.island, 0) + 1
+        for island in gang.places:
+            self._orders[island].remove(gang)
+        self._left(gang)
+
+    def _left(self, gang: Gang) -> None:
+        for island in gang.places or ("",):
+            self._gone[island] = self._gone.get(island, 0) + 1
 
     def _count(self, gang: Gang) -> None:
         # Whether it can be done at all is asked first: its state takes a look at every host.
@@ -407,8 +431,8 @@ class Gangs:
         gangs = self._orders.get(island, [])
         if island in self._unsorted:
             self._unsorted.discard(island)
-            gangs.sort(key=lambda gang: gang.key)
+            gangs.sort(key=lambda gang: gang.key(island))
             # A number that is not known yet leaves the place open.
-            if gangs and gangs[-1].place[1] < 0:
+            if gangs and gangs[-1].place_on(island)[1] < 0:
                 self._unsorted.add(island)
         return list(gangs)

@@ -52,7 +52,10 @@ class HostSeen:
 
 @dataclass(frozen=True, slots=True)
 class SliceSeen:
-    """devices: ``(host, local device number)`` per virtual device, row-major."""
+    """devices: ``(host, local device number)`` per virtual device, row-major.
+
+    island: of its first device.  elsewhere: ``(host, island)`` of its hosts on other islands.
+    """
 
     slice: int
     client: str
@@ -60,6 +63,18 @@ class SliceSeen:
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     devices: tuple[tuple[str, int], ...]
+    elsewhere: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def islands(self) -> tuple[str, ...]:
+        """The islands that it spans, usually one."""
+        return tuple(dict.fromkeys((self.island, *(island for _, island in self.elsewhere))))
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Its devices, with the island of each."""
+        home = dict(self.elsewhere)
+        return tuple(Lane(home.get(h, self.island), h, device) for h, device in self.devices)
 
     def __str__(self) -> str:
         sizes = ", ".join(
@@ -147,16 +162,18 @@ class Machine:
         args = event.args
         number = int(args.get("slice", -1))
         devices = tuple((str(host), int(local)) for host, local in args.get("devices", ()))
-        self.slices[number] = SliceSeen(
+        elsewhere = args.get("elsewhere", ())
+        bound = self.slices[number] = SliceSeen(
             slice=number,
             client=event.client,
             island=event.island,
             shape=tuple(int(size) for size in args.get("shape", ())),
             axes=tuple(str(axis) for axis in args.get("axes", ())),
             devices=devices,
+            elsewhere=tuple((str(host), str(island)) for host, island in elsewhere),
         )
-        for host, local in devices:
-            self._host(event.island, host, local + 1)
+        for lane in bound.lanes:
+            self._host(lane.island, lane.host, lane.device + 1)
 
     @property
     def islands(self) -> tuple[str, ...]:

@@ -58,8 +58,13 @@ class Granted:
         return start <= self.time <= end
 
     @property
+    def own(self) -> int:
+        """Gangs that no other island counts."""
+        return len(self) - len(self.placing.again)
+
+    @property
     def parts(self) -> int:
-        """Gangs, counted once for each of their hosts."""
+        """Gangs, counted once for each of their hosts there."""
         return sum([len(gang[5]) for gang in self.placing.gangs])
 
     def records(self) -> Iterator[Record]:

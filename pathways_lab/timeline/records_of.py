@@ -129,13 +129,15 @@ def window_of(grant: m.Grant, time: float) -> Window:
 class Placing:
     """The gangs that a window of a program places on one island, whatever the run.
 
-    gangs: of each, its place after the first one, step, node, slice, line and hosts.
+    gangs: of each, its place after the first one, step, node, slice, line and hosts there.
+    again: steps of gangs that have a place on another island too, which counts them.
     """
 
     island: str
     program: str
     client: str
     gangs: tuple[tuple[int, int, str, SliceId, str, tuple[str, ...]], ...]
+    again: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, grant: m.Grant, island: str, registry: Registry) -> Placing | None:
@@ -145,18 +147,22 @@ class Placing:
             return None
         client, plan = known
         gangs: list[tuple[int, int, str, SliceId, str, tuple[str, ...]]] = []
+        again: list[int] = []
         place = 0
         for number in range(grant.first, grant.last):
             node = plan.steps[number].node
             slices = _slices_of(plan.steps[number], plan)
-            if not any(_island(slice_id, registry) == island for slice_id in slices):
+            if not any(island in _islands(slice_id, registry) for slice_id in slices):
                 continue
             if isinstance(node, Call):
                 binding = registry.bindings.get(node.slice)
-                hosts = binding.hosts if binding is not None else ()
+                home = binding.home if binding is not None else {}
+                hosts = tuple(host for host, at in home.items() if at == island)
                 gangs.append((place, number, node.name, node.slice, str(node.line), hosts))
+                if binding is not None and binding.island != island:
+                    again.append(number)
             place += 1
-        return cls(island, plan.name, client, tuple(gangs))
+        return cls(island, plan.name, client, tuple(gangs), tuple(again))
 
     def events(self, time: float, run: int, epoch: int, place: int) -> Iterator[Event]:
         """Each in a run that is granted these places."""
@@ -176,6 +182,7 @@ class Placing:
                     "slice": slice_id,
                     "line": line,
                     "hosts": hosts,
+                    **({"again": True} if step in self.again else {}),
                 },
             )
 
@@ -186,9 +193,9 @@ def _slices_of(step: Step, plan: Plan) -> tuple[SliceId | None, ...]:
     return plan.values[step.node.input].slice, plan.values[step.node.output].slice
 
 
-def _island(slice_id: SliceId | None, registry: Registry) -> str:
+def _islands(slice_id: SliceId | None, registry: Registry) -> tuple[str, ...]:
     binding = registry.bindings.get(slice_id) if slice_id is not None else None
-    return binding.island if binding is not None else ""
+    return binding.islands if binding is not None else ("",)
 
 
 def _program_of(run: m.Run, registry: Registry) -> dict[str, Any]:
@@ -221,7 +228,7 @@ def _host_lost(event: m.HostLost, registry: Registry) -> Event:
 
 
 def _slices_lost(event: m.SlicesLost, registry: Registry) -> Event:
-    island = _island(event.slices[0], registry)
+    island = _islands(event.slices[0], registry)[0]
     args = {"slices": list(event.slices), "reason": event.reason}
     return Event("slices-lost", event.time, island, args=args)
 
@@ -267,6 +274,7 @@ def bound(binding: SliceBinding, time: float) -> Event:
             "axes": binding.axes,
             "devices": binding.devices,
             "generation": binding.generation,
+            **({"elsewhere": binding.elsewhere} if binding.elsewhere else {}),
         },
     )
 
@@ -277,7 +285,7 @@ def _slice_bound(command: m.SliceBound, time: float, registry: Registry) -> Even
 
 def _slice_freed(command: m.SliceFreed, time: float, registry: Registry) -> Event:
     return Event(
-        "slice-freed", time, _island(command.slice, registry), args={"slice": command.slice}
+        "slice-freed", time, _islands(command.slice, registry)[0], args={"slice": command.slice}
     )
 
 
@@ -289,7 +297,7 @@ def _slice_moved(command: em.SliceMoved, time: float, registry: Registry) -> Eve
 def _slice_away(command: Any, time: float, registry: Registry) -> Event:
     """It has no devices any more, for a while or until its client asks for others."""
     kind = "slice-suspended" if isinstance(command, em.SliceSuspended) else "slice-withdrawn"
-    return Event(kind, time, _island(command.slice, registry), args={"slice": command.slice})
+    return Event(kind, time, _islands(command.slice, registry)[0], args={"slice": command.slice})
 
 
 def _hosts_left(command: em.HostsLeft, time: float, registry: Registry) -> Event:

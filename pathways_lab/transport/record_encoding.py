@@ -113,7 +113,7 @@ def segments(
 
 def placing(places: Placing) -> bytes:
     """The input of :func:`places`, once for all runs."""
-    return _packed((places.island, places.program, places.client, places.gangs))
+    return _packed((places.island, places.program, places.client, places.gangs, places.again))
 
 
 def places(window: Window, placing: bytes) -> bytes:
@@ -250,8 +250,9 @@ def look(entry: bytes) -> tuple[str, int]:
 
 @functools.lru_cache(maxsize=256)
 def _read_placing(written: bytes) -> Placing:
-    island, program, client, gangs = msgpack.unpackb(written)
-    return Placing(island, program, client, tuple([(*gang[:5], tuple(gang[5])) for gang in gangs]))
+    island, program, client, gangs, again = msgpack.unpackb(written)
+    told = tuple([(*gang[:5], tuple(gang[5])) for gang in gangs])
+    return Placing(island, program, client, told, tuple(again))
 
 
 @functools.lru_cache(maxsize=4096)

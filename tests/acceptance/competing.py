@@ -1,9 +1,9 @@
 """Clients that compete: two threads and two processes, collectives over the same devices.
 
 ``python -m tests.acceptance.competing --rounds 200`` starts a lab of two islands
-of two hosts, and four clients that submit so many runs each: sums over both
-hosts, over one mesh axis or both, of random sizes, on either island or from one
-to the other, up to eight at once, in an order of their own, while the policy
+of two hosts, and four clients that submit so many runs each: sums over two
+hosts, over one mesh axis or both, of random sizes, on either island, over both, or
+from one to the other, up to eight at once, in an order of their own, while the policy
 changes and a policy of chance decides whose turn it is.  Every result is
 compared with NumPy's.
 """
@@ -46,18 +46,25 @@ def programs(lab: pw.Lab) -> list[tuple[Callable[..., Any], Callable[[Any], Any]
     """Programs of one client, each with what NumPy says."""
     found: list[tuple[Callable[..., Any], Callable[[Any], Any]]] = []
     ends = []
-    for island in ("island0", "island1"):
-        on = lab.slice((2, 2), ("h", "d"), island=island)
+    for islands in (["island0"], ["island1"], ["island0", "island1"]):
+        on = lab.slice((2, 2), ("h", "d"), islands=islands)
         for axes in (("h",), ("d",), ("h", "d")):
             found.append((summed(on, axes), lambda v, a=axes: expected(v, a)))
         ends.append(summed(on, ("h",)))
-    near, far = ends
+    near, far, wide = ends
 
     @pw.program
     def across(v: Any) -> Any:
         return far(jax.numpy.concatenate([near(v)] * 2))
 
-    found.append((across, lambda v: expected(np.concatenate([expected(v, ("h",))] * 2), ("h",))))
+    @pw.program
+    def wider(v: Any) -> Any:
+        return wide(jax.numpy.concatenate([near(v)] * 2))
+
+    for program in (across, wider):
+        found.append(
+            (program, lambda v: expected(np.concatenate([expected(v, ("h",))] * 2), ("h",)))
+        )
     return found
 
 

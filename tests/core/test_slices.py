@@ -35,10 +35,10 @@ def machine(
 
 def join(
     resources: ResourceManager, host: str, devices: int, block: tuple[int, ...] = (),
-    kind: str = "cpu", memory: int = 100,
+    kind: str = "cpu", memory: int = 100, site: str = "",
 ) -> None:  # fmt: skip
     island = host.partition("/")[0]
-    resources.join(HostJoined(0.0, "join", host, island, devices, kind, memory, block))
+    resources.join(HostJoined(0.0, "join", host, island, devices, kind, memory, block, site))
 
 
 def bind(resources: ResourceManager, number: int, *shape: int, **wishes: object) -> SliceBinding:
@@ -176,7 +176,7 @@ def test_devices_that_are_named_are_bound_in_their_order_whoever_shares_them() -
         bound = bind(resources, number, 2, at=at)
         assert (bound.devices, bound.island) == (at, "island1")
     across = (at[0], ("island0/host0", 0))
-    assert "a slice lies on one island" in refusal(resources, 2, at=across).remedy
+    assert bind(resources, 3, 2, at=across).islands == ("island1", "island0")
     resources.leaving.add("island1/host0")
     assert "are about to leave" in refusal(resources, 2, at=at).message
 

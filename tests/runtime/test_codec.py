@@ -100,15 +100,15 @@ def _listed(plain: object) -> object:
     [
         (
             SliceRequest,
-            ["SliceRequest", ["2"], ["x"], None, None, 0, [], None],
+            ["SliceRequest", ["2"], ["x"], None, None, 0, [], None, []],
             "SliceRequest.shape",
         ),
-        (SliceRequest, ["SliceRequest", [2], ["x"], None, None, 0], "has 7 fields"),
+        (SliceRequest, ["SliceRequest", [2], ["x"], None, None, 0], "has 8 fields"),
         (SliceRequest, ["Failure"], "got a 'Failure'"),
         (SliceRequest, "hello", "expected one of"),
         (
             SliceRequest,
-            ["SliceRequest", [True], ["x"], None, None, 0, [], None],
+            ["SliceRequest", [True], ["x"], None, None, 0, [], None, []],
             "expected int, got True",
         ),
         (Failure, ["Failure", *["x"] * 7, 5, "x", None], "Failure.line: Line has 3 fields"),

@@ -33,6 +33,7 @@ class Shape:
         client's slices is given back a while after.
     straight: of a call, that it is where the one before it is, and donates nothing.
     decide: of a call, that two calls take its place, of which a value on a device skips one.
+    span: of a slice, that it spans islands.
     exchange: of a program, that it sends rows of several slices to experts, and back.
     stop: of a host, that it stands still for a while.  repeat: of a report, that it
         comes twice.  forget: of a program, after each run, that it is dropped.
@@ -71,6 +72,7 @@ class Shape:
     straight: float = 0.0
     decide: float = 0.0
     exchange: float = 0.0
+    span: float = 0.0
 
 
 def layout(devices: int) -> Layout:

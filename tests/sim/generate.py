@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.messages import (
     BuffersDropped,
@@ -112,6 +112,9 @@ class RandomClient:
             slice_id = (self.number << 32) | self._next
             shape, window = (self.rng.randint(1, most),), self.rng.choice((None, None, 0.0, 0.01))
             request = SliceRequest(shape, ("x",), window=window)
+            if self.shape.span and self.rng.random() < self.shape.span:
+                count = self.rng.randint(1, machine.islands)
+                request = replace(request, shape=(count * shape[0],), islands=("",) * count)
             self.asked[slice_id] = request
             waits = self.rng.random() < 0.7
             self.send(

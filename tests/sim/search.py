@@ -61,6 +61,7 @@ from tests.sim.generate import (
 
 WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "order": {"keep_order": False},
+    "together": {"together": False},
     "predecessors": {"predecessors": False},
     "peak": {"peak": False},
     "liveness": {"liveness": False},
@@ -84,6 +85,7 @@ FOCUS: Mapping[str, Shape] = {
     "poison": Shape(hosts=3, nodes=8, memory=(40, 60), fail=0.2, lose=0.0, cancel=0.0),
     "predecessors": Shape(runs=20, nodes=3, reuse=0.95, memory=(40, 60), lose=0.0),
     "quotas": Shape(limit=1.0, lease=0.2, share=0.2),
+    "together": Shape(islands=3, clients=3, slices=4, runs=12, memory=(40, 80), span=0.8),
 }  # fmt: skip
 """Where to look for what breaks without a rule; elsewhere it is rare."""
 
@@ -104,6 +106,9 @@ EXCHANGING = replace(
 )  # fmt: skip
 """The same where programs send rows to experts, whose transfers overtake each other."""
 
+SPANNING = replace(STORM, span=0.6)
+"""The same where most slices span islands."""
+
 DECIDING = replace(
     STORM, decide=0.5, nodes=8, wide=0.0, memory=(30, 80), cancel=0.05, lose=0.3, release=0.0
 )
@@ -114,7 +119,7 @@ def shape_of(seed: int, without: str = "") -> Shape:
     """What to draw from a seed: with every rule in force, all shapes in turn."""
     if without:
         return FOCUS.get(without, Shape())
-    shapes = (Shape(), STORM, STRAIGHT, DECIDING, KEEPING, *FOCUS.values())
+    shapes = (Shape(), STORM, STRAIGHT, DECIDING, KEEPING, SPANNING, *FOCUS.values())
     return shapes[seed % len(shapes)]
 
 

@@ -73,7 +73,8 @@ def test_the_order_of_an_island_is_its_numbers_whatever_arrives_first() -> None:
     records = training(2, islands=2, hosts=2)
     expected = [(g.run, g.step, g.state) for g in queries.order(records, "island0")]
     assert len(expected) == 2 * (4 + 4 + 1)
-    assert [g.place[1] for g in queries.order(records, "island0")] == list(range(18))
+    order = queries.order(records, "island0")
+    assert [g.place_on("island0")[1] for g in order] == list(range(18))
     random.Random(0).shuffle(records)
     assert [(g.run, g.step, g.state) for g in queries.order(records, "island0")] == expected
     assert all(state == "done" for _, _, state in expected)
@@ -103,7 +104,7 @@ def test_a_gang_has_the_place_of_its_newest_grant() -> None:
         args = {"seq": seq, "epoch": epoch, "hosts": ("island0/host0",)}
         gangs.add(Event("granted", 0.1 * epoch, "island0", run=RUN, step=3, args=args))
         gangs.add(Event("launched", 0.1 * epoch, "island0", "island0/host0", RUN, 3))
-        assert gangs.by_key[RUN, 3].place == (epoch, seq)
+        assert gangs.by_key[RUN, 3].place_on("island0") == (epoch, seq)
 
 
 def test_an_island_whose_gangs_are_all_forgotten_has_an_empty_order() -> None:

@@ -162,8 +162,13 @@ class Slice:
 
     @property
     def island(self) -> str:
-        """The island on which its devices are."""
+        """The island on which its devices are; of a slice that spans several, the first."""
         return self.binding.island
+
+    @property
+    def islands(self) -> tuple[str, ...]:
+        """The islands that it spans, usually one."""
+        return self.binding.islands
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -283,7 +288,7 @@ class Slice:
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.axis_sizes)
         state = "" if self.state == "bound" else f", {self.state}"
-        return f"<Slice {self.name} ({axes}) on {self.island}{state}>"
+        return f"<Slice {self.name} ({axes}) on {' and '.join(self.islands)}{state}>"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -406,6 +411,7 @@ class SliceMaker(Protocol):
         axes: tuple[str, ...] | None = None,
         *,
         island: str | None = None,
+        islands: int | Sequence[str] | None = None,
         kind: str | None = None,
         memory: int | str = 0,
     ) -> Slice: ...
@@ -424,11 +430,13 @@ class VirtualDeviceSet:
         *,
         axes: tuple[str, ...] | None = None,
         island: str | None = None,
+        islands: int | Sequence[str] | None = None,
         kind: str | None = None,
         memory: int | str = 0,
     ) -> Slice:
         """A slice of so many devices, or of a mesh shape, of whatever kind the cluster has."""
-        made = self._lab.slice(tpu_devices, axes, island=island, kind=kind, memory=memory)
+        wishes: dict[str, Any] = {"island": island, "islands": islands, "kind": kind}
+        made = self._lab.slice(tpu_devices, axes, memory=memory, **wishes)
         self.slices.append(made)
         return made
 

@@ -16,7 +16,7 @@ import atexit
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,17 +158,20 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         axes: str | tuple[str, ...] | None = None,
         *,
         island: str | None = None,
+        islands: int | Sequence[str] | None = None,
         kind: str | None = None,
         memory: int | str = 0,
         wait: bool | float = True,
         window: float | None = None,
     ) -> Slice:
-        """Virtual devices in a mesh, bound to physical devices of one island.
+        """Virtual devices in a mesh, bound to physical devices of one island, or of several.
 
         shape: a number of devices, or 1 to 3 mesh sizes.
         axes: a name per mesh axis (default ``x``, ``y``, ``z``).
         island, kind (``"cpu"``, ``"gpu"``, ``"tpu"``), memory (least bytes per
             device, or text like ``"2 GB"``): constraints.
+        islands: how many the slice spans, or their names: each has an equal part of the first
+            mesh axis.  A gang there has its place in the order of all of them.
         wait: while an island is leased to another client, or slices of this one hold all devices of
             its quota: in line (True: as long as it takes, or so many seconds), whose place the cell
             shows.  Ctrl-C leaves the line.  False: say so at once.
@@ -178,7 +181,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         that says what was asked, what exists, what is free.
         """
         return self._bound(
-            slice_request.slice_request(shape, axes, island, kind, memory, window), wait
+            slice_request.slice_request(shape, axes, island, kind, memory, window, islands), wait
         )
 
     def _bound(self, request: SliceRequest, wait: bool | float) -> Slice:

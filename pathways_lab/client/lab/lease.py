@@ -199,12 +199,11 @@ def _orders(
 
 def require(lab: Tenant, on: Slice, what: str) -> Lease:
     """The lease of a slice's island.  Raises PathwaysError, which names *what* needs it."""
-    island = on.binding.island
-    lease = lab.leases.get(island)
-    if lease is None:
-        raise failures.failure(
-            "refused",
-            f"{what} needs {island} for itself, and this kernel has no lease of it",
-            f"with lab.lease({island!r}): ...",
-        )
-    return lease
+    for island in on.islands:
+        if island not in lab.leases:
+            raise failures.failure(
+                "refused",
+                f"{what} needs {island} for itself, and this kernel has no lease of it",
+                f"with lab.lease({island!r}): ...",
+            )
+    return lab.leases[on.island]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def slice_request(
     kind: str | None = None,
     memory: int | str = 0,
     window: float | None = None,
+    islands: int | Sequence[str] | None = None,
 ) -> SliceRequest:
     """The request for a slice (see :meth:`pathways_lab.client.lab.lab.Lab.slice`).
 
@@ -57,7 +58,30 @@ def slice_request(
     names = _AXES[: len(sizes)] if axes is None else _names(axes, sizes)
     island, kind = name_or_none("island", island), name_or_none("kind", kind)
     ahead = None if window is None else seconds("window", window)
-    return SliceRequest(sizes, names, island, kind, bytes_of(memory), window=ahead)
+    parts = _parts(islands, island, sizes)
+    if len(parts) == 1:
+        island, parts = parts[0] or None, ()
+    return SliceRequest(sizes, names, island, kind, bytes_of(memory), window=ahead, islands=parts)
+
+
+def _parts(islands: Any, island: str | None, sizes: tuple[int, ...]) -> tuple[str, ...]:
+    """The islands that a slice spans, by name; "" means any."""
+    if islands is None:
+        return ()
+    if isinstance(islands, Sequence):
+        given = (islands,) if isinstance(islands, str) else islands
+        parts = tuple(name("islands", each) for each in given)
+    else:
+        parts = ("",) * count("islands", islands, most=max(sizes))
+    named = [part for part in parts if part]
+    if island is None and parts and len({*named}) == len(named) and not sizes[0] % len(parts):
+        return parts
+    raise failures.failure(
+        "refused",
+        f"a slice of shape {sizes} on islands={islands!r}, island={island!r} cannot be: each island"
+        " that it spans, named once, has an equal part of the first size",
+        "for example lab.slice((2, 4), ('island', 'x'), islands=2), or island= for one island",
+    )
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

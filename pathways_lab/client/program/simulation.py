@@ -96,11 +96,12 @@ class Machine(machines.Machine):
         axes: str | tuple[str, ...] | None = None,
         *,
         island: str | None = None,
+        islands: int | Sequence[str] | None = None,
         kind: str | None = None,
         memory: int | str = 0,
     ) -> Slice:
         """Virtual devices in a mesh, for programs to simulate (see :meth:`Lab.slice`)."""
-        request = slice_request(shape, axes, island, kind, memory)
+        request = slice_request(shape, axes, island, kind, memory, islands=islands)
         bound = self._resources.bind(next(_numbers), "kernel-1", request)
         if isinstance(bound, Failure):
             raise PathwaysError(bound)

@@ -44,6 +44,7 @@ class HostJoined(Happened):
     block: the shape in which they are wired (1 to 3 dimensions, () for a row);
         an island's hosts are stacked along the first one, in name order.
     memory: bytes per device that may be used.
+    site: a slice spans islands of one site only, whose hosts can compute together.
     """
 
     host: str
@@ -52,6 +53,7 @@ class HostJoined(Happened):
     kind: str
     memory: int
     block: tuple[int, ...] = ()
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pathways_lab.core.memory.liveness import Need, Profile
@@ -59,6 +59,11 @@ class Window:
     shared: bool
     version: int
     known: bool
+
+    def on(self, island: str) -> Window:
+        """The same as far as one island hears of it."""
+        hosts = tuple(of for of in self.hosts if of[1] == island)
+        return replace(self, hosts=hosts, islands=tuple(i for i in self.islands if i[0] == island))
 
 
 class Kind(NamedTuple):
@@ -187,10 +192,15 @@ class PlanIndex:
         if source.slice is None or target.slice is None or target.layout is None:
             return 0
         to = self.bindings[target.slice]
-        if self.bindings[source.slice].island == to.island:
+        near = self.bindings[source.slice].islands
+        if to.islands == near:
             return 0
         where = boxes(target.layout, target.shape)
-        assembled = {(host, box) for (host, _), box in zip(to.devices, where, strict=True)}
+        assembled = {
+            (host, box)
+            for (host, _), box in zip(to.devices, where, strict=True)
+            if self.home[host] not in near
+        }
         return len(assembled) * target.nbytes
 
     def _cut(
@@ -315,7 +325,7 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         for made, s in zip(results, plan.steps, strict=True)
     ]
     slice_hosts = {s: bindings[s].hosts for s in plan.slices}
-    home = {h: bindings[s].island for s in plan.slices for h in slice_hosts[s]}
+    home = {h: island for s in plan.slices for h, island in bindings[s].home.items()}
     step_hosts = tuple(
         tuple(dict.fromkeys(h for s in touched for h in slice_hosts[s])) for touched in slices
     )
@@ -334,7 +344,8 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         step_slices=tuple(slices),
         step_hosts=step_hosts,
         step_islands=tuple(
-            tuple(dict.fromkeys(bindings[s].island for s in touched)) for touched in slices
+            tuple(dict.fromkeys(i for s in touched for i in bindings[s].islands))
+            for touched in slices
         ),
         functions=tuple(dict.fromkeys(f for f in step_function if f is not None)),
         step_function=step_function,

@@ -53,6 +53,7 @@ class Grants:
         self.outcomes = outcomes
         self.uploads = uploads
         self._starved: list[RunRecord] = []
+        self._apart: list[tuple[RunRecord, Window, bool]] = []
         self._prompt = False
 
     def work(self) -> None:
@@ -67,6 +68,8 @@ class Grants:
                 self._look(state.woken.popleft())
             elif not (self._admit() or self._grant() or self._give_up()):
                 break
+        while self._apart:
+            self._place(*self._apart.pop(0))
         state.tell_resolved()
         state.tell_freed()
 
@@ -316,9 +319,7 @@ class Grants:
         return FAR if self._unordered(slice_id) else self.state.pace.limit_of(slice_id)
 
     def _unordered(self, slice_id: SliceId) -> bool:
-        resources = self.state.resources
-        lease = resources.leases.get(resources.slices[slice_id].binding.island)
-        return lease is not None and not lease.order
+        return self.state.resources.unordered(slice_id) is not None
 
     def _measure_again(self) -> None:
         """Waiting windows are cut anew when the times of gangs are known better."""
@@ -426,6 +427,14 @@ class Grants:
                 self.state.wake(buffer)
 
     def _tell(self, run: RunRecord, window: Window, *, skipped: bool = False) -> None:
+        """The window gets its places: on all its islands at once, as long as the rule holds."""
+        if not self.state.rules.together and len(window.islands) > 1:
+            first, *others = [island for island, _ in window.islands][:: (-1) ** run.id]
+            self._apart += [(run, window.on(island), skipped) for island in others]
+            window = window.on(first)
+        self._place(run, window, skipped)
+
+    def _place(self, run: RunRecord, window: Window, skipped: bool) -> None:
         """Hosts hear of their places."""
         state, index = self.state, run.index
         new = [host for host, _ in window.hosts if host not in index.shared]

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 class Rules:
     """The rules that the core keeps.
 
+    together: a gang that spans islands gets its places on all of them in one step;
+        without it each island gives its own by itself.
     predecessors: a gang is granted only after the gangs that make its inputs
         (and, if it donates a buffer, after the buffer's earlier readers).
     peak: a run is admitted only with the peak of its memory reserved;
@@ -44,6 +46,7 @@ class Rules:
         least what may be ahead: of what may take any time one gang runs and one is ahead.
     """
 
+    together: bool = True
     predecessors: bool = True
     peak: bool = True
     liveness: bool = True

@@ -451,7 +451,7 @@ class Elastic:
         handles = len(self.state.store.by_slice.get(slice_id, ()))
         where, count = record.binding, len(record.binding.devices)
         text = f"slice {slice_name(slice_id)} of {where.client} ({count} devices on"
-        return f"{text} {where.island}, {handles} handle{'s' * (handles != 1)})"
+        return f"{text} {' and '.join(where.islands)}, {handles} handle{'s' * (handles != 1)})"
 
     def _refuse(self, event: RebindRequested, subject: str, why: str, remedy: str = "") -> None:
         failure = Failure("refused", f"slice {slice_name(event.slice)}: {why}", remedy)

@@ -1,11 +1,12 @@
 """The resource manager: which devices exist, and which slice holds which.
 
 Problem: users ask for virtual devices with a mesh shape and wishes; islands
-have hosts that come and go.  This machine binds slices to physical devices of
-one island, spreads them (a device may be shared by several slices), takes them
-back, and says clearly why a wish cannot be met.  It also divides the devices
-into *cells*, the sets of devices that the same slices cover: bytes and pace
-are counted per cell, so that nothing else in the core looks at devices.
+have hosts that come and go.  This machine binds slices to physical devices, of
+one island or in equal parts of several, spreads them (a device may be shared by
+several slices), takes them back, and says clearly why a wish cannot be met.  It
+also divides the devices into *cells*, the sets of devices that the same slices
+cover: bytes and pace are counted per cell, so that nothing else in the core
+looks at devices.
 
 Rule for maintainers: slices own *devices*; bytes belong to the store, order to
 the gang scheduler.  Work here may grow with devices: it happens when a slice
@@ -19,19 +20,20 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostJoined
 from pathways_lab.core.messages.elastic import HostDown
-from pathways_lab.core.program.program import LONGEST_WINDOW, SliceId, is_window, slice_name
+from pathways_lab.core.program.program import SliceId, slice_name
 from pathways_lab.core.scheduling.lifecycles import SLICE
 from pathways_lab.core.scheduling.policies import Place
 from pathways_lab.core.slices.placement import Choice, Grid, place
 from pathways_lab.core.slices.topology import (
     HostInfo,
+    Owned,
     SliceBinding,
     SliceRequest,
 )
@@ -40,6 +42,10 @@ AGAIN = "get other devices for the slice (slice.rebind()) and compute the values
 """The remedy for what was on a slice that is lost."""
 _START = "lab.restart({island!r}) starts it again; its own log says more"
 """The remedy where a host was given up."""
+_LOOSE = (
+    "{island} is leased without order, and a gang of a slice that spans islands needs the order of"
+    " all of them"
+)
 
 
 @dataclass(slots=True)
@@ -116,7 +122,13 @@ class ResourceManager:
     def join(self, event: HostJoined) -> None:
         """A new host with free devices."""
         info = HostInfo(
-            event.host, event.island, event.devices, event.kind, event.memory, event.block
+            event.host,
+            event.island,
+            event.devices,
+            event.kind,
+            event.memory,
+            event.block,
+            event.site,
         )
         self.hosts[event.host] = _Host(info, [0] * event.devices)
         self.forget_down(event.host)
@@ -175,7 +187,7 @@ class ResourceManager:
 
     def bind(self, slice_id: SliceId, client: str, request: SliceRequest) -> SliceBinding | Failure:
         """Find devices and hold them.  A wish that cannot be met is a Failure."""
-        wrong = _malformed(request) or (
+        wrong = request.malformed or (
             f"slice {slice_id} exists already" if slice_id in self.slices else ""
         )
         if wrong:
@@ -190,16 +202,17 @@ class ResourceManager:
 
     def places(self, client: str, request: SliceRequest) -> list[Place]:
         """Islands on which a request could be met, the best one first; none for a malformed one."""
-        if _malformed(request):
+        if request.malformed:
             return []
         held = Counter(
-            record.binding.island
+            home[host]
             for record in self.slices.values()
             if record.state == "bound"
-            for _ in record.binding.devices
+            for home in (record.binding.home,)
+            for host, _ in record.binding.devices
         )
         found = []
-        for (key, chosen), island, devices in sorted(self._options(client, request)):
+        for (key, chosen), island, devices in sorted(self._options(request, self._open(client))):
             members = self._members(island)
             kind = self.hosts[devices[chosen[0]][0]].info.kind
             count = sum(host.info.devices for host in members)
@@ -209,12 +222,13 @@ class ResourceManager:
     def bind_again(self, slice_id: SliceId, island: str | None) -> SliceBinding | Failure:
         """Devices for a lost or suspended slice: a mesh of the same shape and kind.
 
-        island: where; None: wherever there is room, best where it was.  A
+        island: where; None: on as many as before, wherever there is room, best where it was.  A
         suspended slice that gets its old devices is of the same generation.
         """
         record = self.slices[slice_id]
         old = record.binding
-        request = replace(record.request, island=island, kind=old.kind, at=())
+        islands = old.spread if island is None else ()
+        request = replace(record.request, island=island, islands=islands, kind=old.kind, at=())
         new = self._place(slice_id, old.client, request, old)
         if isinstance(new, Failure):
             return new
@@ -249,35 +263,90 @@ class ResourceManager:
         old: SliceBinding | None = None,
     ) -> SliceBinding | Failure:
         """The best devices for a request.  old: where the slice was: preferred."""
-        best = min(self._options(client, request), key=itemgetter(0), default=None)
+        islands = self._open(client)
+        best = self._best(request, islands)
+        if old is not None and (request.island is None or (request.island,) == old.islands):
+            before = self._most_shared(old.devices, islands)
+            if before is not None and (best is None or before <= best[0]):
+                best = before, old.devices
         if best is None:
             return self._unmet(client, request)
-        (key, chosen), island, devices = best
-        where = tuple(devices[d] for d in chosen)
-        if old is not None and request.island in (None, old.island):
-            before = self._most_shared(old)
-            if before is not None and before <= key[0] and self._open_to(old.island, client):
-                where, island = old.devices, old.island
-        kind = self.hosts[where[0][0]].info.kind
-        return SliceBinding(slice_id, client, island, request.shape, request.axes, where, kind)
+        _, where = best
+        home = {host: self.hosts[host].info for host, _ in where}
+        island, kind = home[where[0][0]].island, home[where[0][0]].kind
+        elsewhere = tuple((host, at.island) for host, at in home.items() if at.island != island)
+        if elsewhere and (wrong := self._apart(tuple(home.values()))):
+            return wrong
+        names = request.shape, request.axes
+        return SliceBinding(slice_id, client, island, *names, where, kind, elsewhere=elsewhere)
+
+    def _apart(self, hosts: Sequence[HostInfo]) -> Failure | None:
+        """Why hosts of several islands do not compute together."""
+        for host in hosts:
+            if self._without_order(host.island):
+                return Failure("refused", _LOOSE.format(island=host.island), "end that lease first")
+            if (host.kind, host.site) != (hosts[0].kind, hosts[0].site):
+                pair = f"{hosts[0].name} ({hosts[0].kind}) and {host.name} ({host.kind})"
+                return Failure(
+                    "refused",
+                    f"{pair} cannot compute together: islands with CPU devices of one machine do",
+                    "take islands of one machine; of several, where you trust the network between"
+                    " them: connect with plain_collectives=True",
+                )
+        return None
+
+    def _best(
+        self, request: SliceRequest, islands: Collection[str]
+    ) -> tuple[int, tuple[Owned, ...]] | None:
+        """The best devices of these islands, and the most slices that one of them is in."""
+        if request.at:
+            most = self._most_shared(request.at, islands)
+            return None if most is None else (most, request.at)
+        if not request.islands:
+            return self._parts(request, islands)
+        sites: dict[str, list[str]] = {}
+        for island in islands:
+            sites.setdefault(self._members(island)[0].info.site, []).append(island)
+        found = [best for near in sites.values() if (best := self._parts(request, near))]
+        return min(found, default=None) or self._parts(request, islands)
+
+    def _parts(
+        self, request: SliceRequest, islands: Collection[str]
+    ) -> tuple[int, tuple[Owned, ...]] | None:
+        """The same, a part of the mesh on each of as many islands, whatever their sites."""
+        found: dict[str, tuple[int, tuple[Owned, ...]]] = {}
+        for wanted in sorted(request.parts, reverse=True):  # those with a name choose first
+            wish = replace(request, shape=request.part, island=wanted or None, islands=())
+            best = min(self._options(wish, islands), key=itemgetter(0), default=None)
+            if best is None:
+                return None
+            (key, chosen), island, devices = best
+            found[island] = key[0], tuple(devices[d] for d in chosen)
+            request = replace(request, kind=self.hosts[devices[chosen[0]][0]].info.kind)
+            islands = [name for name in islands if name != island]
+        free = iter(sorted(found.keys() - {*request.parts}, key=_natural))
+        parts = [found[wanted or next(free)] for wanted in request.parts]
+        return max(most for most, _ in parts), tuple(d for _, part in parts for d in part)
 
     def _options(
-        self, client: str, request: SliceRequest
-    ) -> Iterator[tuple[Choice, str, list[tuple[str, int]]]]:
-        """The best devices of every island that would do, with its name and all its devices."""
-        for island in self.islands():
-            if request.island in (None, island) and self._open_to(island, client):
+        self, request: SliceRequest, islands: Collection[str]
+    ) -> Iterator[tuple[Choice, str, list[Owned]]]:
+        """The best devices of each of these that would do, with its name and all its devices."""
+        for island in islands:
+            if request.island in (None, island):
                 grid, devices, loads = self._ground(island, request)
-                choice = _chosen(grid, devices, loads, request)
+                choice = place(grid, loads, request.shape)
                 if choice is not None:
                     yield choice, island, devices
 
-    def _most_shared(self, binding: SliceBinding) -> int | None:
-        """Slices on its most shared device; None when not all its devices are to be had."""
+    def _most_shared(self, devices: Iterable[Owned], islands: Collection[str]) -> int | None:
+        """Slices on the most shared one; None when not all are to be had, on these islands."""
         loads = []
-        for name, device in binding.devices:
+        for name, device in devices:
             host = self.hosts.get(name)
             if host is None or name in self.leaving or device >= host.info.devices:
+                return None
+            if host.info.island not in islands:
                 return None
             loads.append(host.loads[device])
         return max(loads)
@@ -297,7 +366,7 @@ class ResourceManager:
         if holder is not None:
             others[holder.client] = ["a lease of it"]
         for number, record in self.slices.items():
-            if record.binding.island == island and not record.away:
+            if island in record.binding.islands and not record.away:
                 held, name = handles.get(number, 0), slice_name(number)
                 also = f" with {held} handle{'s' * (held != 1)}" if held else ""
                 what = f"slice {name} ({record.state}, {len(record.binding.devices)} devices)"
@@ -314,6 +383,9 @@ class ResourceManager:
                 f"{island} cannot be leased to {client}: {who}",
                 "wait until they are gone, or take another island",
             )
+        here = [r.binding for r in self.slices.values() if r.state in ("bound", "released")]
+        if not order and any(b.elsewhere and island in b.islands for b in here):
+            return Failure("refused", _LOOSE.format(island=island), "release such slices first")
         self.leases[island] = Lease(client, order)
         return None
 
@@ -332,19 +404,33 @@ class ResourceManager:
         Leases of others, and hosts that are being started again.
         """
         found = []
-        if not _malformed(request) and (coming := self.coming_back(request.island)):
+        if not request.malformed and (coming := self.coming_back(request.island)):
             found.append(coming)
-        for island in () if _malformed(request) else self.islands():
-            if request.island in (None, island) and not self._open_to(island, client):
-                grid, devices, loads = self._ground(island, request)
-                if _chosen(grid, devices, loads, request) is not None:
-                    found.append(f"{island} is leased to {self.leases[island].client}")
+        if not request.malformed:
+            free, every = self._open(client), self.islands()
+            leased = [island for island in every if island not in free]
+            alone = [i for i in leased if self._best(request, (*free, i)) is not None]
+            if not alone and self._best(request, every) is not None:
+                alone = leased
+            found += [f"{i} is leased to {self.leases[i].client}" for i in alone]
         return "; ".join(found)
+
+    def _open(self, client: str) -> list[str]:
+        """Islands that nobody else has for himself, in order."""
+        return [island for island in self.islands() if self._open_to(island, client)]
 
     def _open_to(self, island: str, client: str) -> bool:
         """Whether nobody else has the island for himself."""
         lease = self.leases.get(island)
         return lease is None or lease.client == client
+
+    def unordered(self, slice_id: SliceId) -> Lease | None:
+        """The lease that switches the order off where a slice lies, if there is one."""
+        island = self.slices[slice_id].binding.island
+        return self.leases[island] if self._without_order(island) else None
+
+    def _without_order(self, island: str) -> bool:
+        return island in self.leases and not self.leases[island].order
 
     def end_lease(self, island: str, client: str) -> bool:
         """Give the island back; False when it was not leased to this client."""
@@ -377,7 +463,7 @@ class ResourceManager:
 
     def _ground(
         self, island: str, request: SliceRequest
-    ) -> tuple[Grid, list[tuple[str, int]], list[int | None]]:
+    ) -> tuple[Grid, list[Owned], list[int | None]]:
         """The island's grid, its devices row-major, and the load of those that will do."""
         members = self._members(island)
         devices: list[tuple[str, int]] = []
@@ -424,7 +510,8 @@ class ResourceManager:
         down = {h: d for h, d in self.down.items() if request.island in (None, d.island)}
         lines = [f"{host} is down: {down[host].reason}" for host in sorted(down, key=_natural)]
         start = next((d.remedy for d in down.values() if not d.until), "")
-        if not islands or request.island not in (None, *islands):
+        missing = next((name for name in request.parts if name not in ("", *islands)), None)
+        if not islands or missing is not None:
             if lines:
                 return Failure(
                     "refused",
@@ -439,8 +526,7 @@ class ResourceManager:
                 )
             return Failure(
                 "refused",
-                f"there is no island {request.island!r} for the slice;"
-                f" there is {', '.join(islands)}",
+                f"there is no island {missing!r} for the slice; there is {', '.join(islands)}",
                 "name one that is there, or none",
             )
         asked = f"{request.devices} devices in shape {request.shape}"
@@ -463,41 +549,17 @@ class ResourceManager:
             if any(h.info.name in self.leaving for h in members):
                 line += ", and hosts of it are about to leave"
             lines.append(line)
-        return Failure(
-            "refused",
-            f"no island can hold the slice: asked for {asked}; {'; '.join(lines)}",
-            start
-            or "a slice lies on one island: ask for fewer devices there, or drop a constraint",
+        count = len(request.islands)
+        who = f"no {count} islands can hold equal parts of" if count else "no island can hold"
+        rule = (
+            "ask for fewer devices, or drop a constraint"
+            if count
+            else "a slice lies on one island unless it spans several (islands=2): ask for fewer"
+            " devices there, or drop a constraint"
         )
-
-
-def _malformed(request: SliceRequest) -> str:
-    if not 1 <= len(request.shape) <= 3 or any(size < 1 for size in request.shape):
-        return f"slice shape {request.shape} must have 1 to 3 sizes, each at least 1"
-    if len(set(request.axes)) != len(request.shape):
-        return f"shape {request.shape} needs one distinct axis name per size, got {request.axes}"
-    if not all(axis.isascii() for axis in request.axes):
-        return f"axis names {request.axes} must be ASCII: others end the process that compiles"
-    if request.at and not len(request.at) == len(set(request.at)) == request.devices:
-        return f"shape {request.shape} needs {request.devices} different devices, got {request.at}"
-    if not is_window(request.window):
-        return f"a window is a number of seconds, 0 to {LONGEST_WINDOW:g}, got {request.window!r}"
-    return ""
-
-
-def _chosen(
-    grid: Grid,
-    devices: Sequence[tuple[str, int]],
-    loads: Sequence[int | None],
-    request: SliceRequest,
-) -> Choice | None:
-    """The best devices of an island for a request; those that it names, if it does."""
-    if not request.at:
-        return place(grid, loads, request.shape)
-    numbers = {device: number for number, device in enumerate(devices)}
-    chosen = tuple(numbers[device] for device in request.at if device in numbers)
-    held = [load for number in chosen if (load := loads[number]) is not None]
-    return ((max(held),), chosen) if len(held) == len(request.at) else None
+        return Failure(
+            "refused", f"{who} the slice: asked for {asked}; {'; '.join(lines)}", start or rule
+        )
 
 
 def _grid(hosts: tuple[HostInfo, ...]) -> Grid:

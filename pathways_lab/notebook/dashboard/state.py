@@ -106,7 +106,7 @@ def _programs(scene: Scene, shares: dict[Lane, float]) -> list[dict[str, Any]]:
             if not gang.over and gang.run not in scene.ended:
                 waiting[gang.program] = waiting.get(gang.program, 0) + 1
     for granted in scene.gangs.ahead:
-        waiting[granted.program] = waiting.get(granted.program, 0) + len(granted)
+        waiting[granted.program] = waiting.get(granted.program, 0) + granted.own
     names = sorted(using.keys() | waiting.keys(), key=scene.palette.number)
     return [
         {

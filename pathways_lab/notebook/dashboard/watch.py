@@ -79,6 +79,6 @@ def present(machine: Machine, now: float) -> list[Record]:
             out.append(Event("host-lost", now, host.island, host.name, args=lost))
     for held in machine.slices.values():
         bound = {"slice": held.slice, "shape": held.shape, "axes": held.axes}
-        bound["devices"] = held.devices
+        bound |= {"devices": held.devices, "elsewhere": held.elsewhere}
         out.append(Event("slice-bound", now, held.island, client=held.client, args=bound))
     return out

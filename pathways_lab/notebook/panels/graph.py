@@ -179,7 +179,7 @@ def _empty(why: str) -> Plot:
 def _named(scene: Scene, number: int) -> str:
     seen = scene.machine.slices.get(number)
     name = f"s{own(number)}"
-    return f"{seen.island} · {name}" if seen is not None else name
+    return f"{'+'.join(seen.islands)} · {name}" if seen is not None else name
 
 
 def _boxes(flow: Flow, depth: dict[int, int], slices: list[int], columns: int) -> list[Box]:

@@ -270,7 +270,7 @@ def _headings(scene: Scene, block: Block) -> list[str]:
     plural = "s" * (devices != 1)
     parts = f"{hosts}, {devices}{kind} device{plural}"
     words: list[tuple[str, ...]] = [(parts,), (f"{devices:,} device{plural}",), ()]
-    slices = [held for held in scene.machine.slices.values() if held.island == block.island]
+    slices = [held for held in scene.machine.slices.values() if block.island in held.islands]
     if slices:
         words.insert(0, (parts, _slices(slices)))
     island = squeezed(block.island, block.width * FRAME, bold=True)

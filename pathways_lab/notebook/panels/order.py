@@ -77,6 +77,7 @@ def plot(scene: Scene, now: float) -> Plot:
     layout = rows(scene.machine, "island" if together else "host")
     row_of = {lane.host: row for lane, row in layout.of.items()}
     orders = {island: scene.gangs.order(island) for island in layout.groups.values()}
+    hosts = scene.machine.hosts
     places = _places(scene, orders, len(layout.labels))
     boxes: dict[str, list[tuple[float, ...]]] = {state: [] for state in SHOWN}
     whys: dict[str, list[str]] = {state: [] for state in SHOWN}
@@ -87,15 +88,16 @@ def plot(scene: Scene, now: float) -> Plot:
         gone = scene.gangs.gone.get(island, 0)
         readouts[at] = summary(order, gone, scene.gangs.known(island) - len(order) - gone)
         for column, gang in enumerate(around_frontier(order, places)):
-            for host in _slowest(gang) if together else gang.where:
-                if host in row_of:
-                    state = gang.state if together else gang.state_on(host)
-                    since = running.get(((gang.run, gang.step), host))
-                    if state == "launched" and since is not None:
-                        state = "overdue" if _overdue(scene, gang, now - since) else "running"
-                    boxes[state].append(_box(scene, gang, host, state, column, row_of[host]))
-                    if state not in ("done", "failed"):
-                        whys[state].append(why(scene, gang, host, state))
+            there = [h for h in gang.where if h in row_of and hosts[h].island == island]
+            for host in _slowest(gang, there) if together else there:
+                state = gang.state if together else gang.state_on(host)
+                since = running.get(((gang.run, gang.step), host))
+                if state == "launched" and since is not None:
+                    state = "overdue" if _overdue(scene, gang, now - since) else "running"
+                place = gang.place_on(island)[1]
+                boxes[state].append(_box(scene, gang, host, state, column, row_of[host], place))
+                if state not in ("done", "failed"):
+                    whys[state].append(why(scene, gang, host, state))
     return Plot(
         name="order",
         title="Gang order",
@@ -147,7 +149,7 @@ def why(scene: Scene, gang: Gang, host: str, state: str) -> str:
         return "it computes"
     node, made = missing(scene, gang, host)
     if made is not None:
-        return f"waits for {node} (#{made.place[1]} of {made.island}), which is {made.state}"
+        return f"waits for {node} ({made.placed}), which is {made.state}"
     if node:
         return f"waits for the bytes of {node}"
     if state == "launched":
@@ -155,12 +157,11 @@ def why(scene: Scene, gang: Gang, host: str, state: str) -> str:
     return "its turn comes after the gangs before it"
 
 
-def _slowest(gang: Gang) -> tuple[str, ...]:
-    """The host that a gang waits for, or waited for longest."""
-    if not gang.where:
-        return ()
+def _slowest(gang: Gang, there: Sequence[str]) -> Sequence[str]:
+    """The one of these hosts that a gang waits for, or waited for longest."""
     end = float("inf")
-    return (max(gang.where, key=lambda h: (gang.ended.get(h, end), gang.launched.get(h, end))),)
+    order = sorted(there, key=lambda h: (gang.ended.get(h, end), gang.launched.get(h, end)))
+    return order[-1:]
 
 
 def summary(order: list[Gang], gone: int = 0, ahead: int = 0) -> str:
@@ -205,7 +206,7 @@ def _layer(
 
 
 def _box(
-    scene: Scene, gang: Gang, host: str, state: str, column: int, row: float
+    scene: Scene, gang: Gang, host: str, state: str, column: int, row: float, place: int
 ) -> tuple[float, ...]:
     """One box, in the order of :data:`TYPES`."""
     unknown = float("nan")
@@ -222,7 +223,7 @@ def _box(
         row + 0.38,
         1 if state in ("failed", "overdue") else scene.palette.code(gang.program, gang.node),
         scene.catalogue.row(What(gang.node, gang.program, gang.client, gang.line)),
-        gang.place[1],
+        place,
         number(gang.run, gang.step),
         *(time - scene.origin for time in times),
     )

@@ -50,7 +50,7 @@ def maker(scene: Scene, run: int, step: int, until: float) -> tuple[str, str]:
         last = max(made, key=lambda step: ended_at(scene, run, step))
         node, where = flow[last].node, flow[last].slice
     bound = scene.machine.slices.get(where)
-    return node, bound.island if bound else ""
+    return node, " and ".join(bound.islands) if bound else ""
 
 
 def ended_at(scene: Scene, run: int, step: int) -> float:
@@ -100,9 +100,8 @@ def nexts(scene: Scene) -> dict[Lane, Gang]:
             if gang.over or bound is None or gang.slice in seen:
                 continue
             seen.add(gang.slice)
-            for host, device in bound.devices:
-                lane = Lane(island, host, device)
-                if lane not in out and gang.state_on(host) == "granted":
+            for lane in bound.lanes:
+                if lane not in out and gang.state_on(lane.host) == "granted":
                     out[lane] = gang
     return out
 
@@ -177,7 +176,7 @@ def _sure(
 
 def _lanes(scene: Scene, gang: Gang) -> set[Lane]:
     bound = scene.machine.slices.get(gang.slice)
-    return {Lane(gang.island, *place) for place in bound.devices} if bound else set()
+    return set(bound.lanes) if bound else set()
 
 
 def _mark(

@@ -166,7 +166,7 @@ class Alike:
             devices = bound.devices
             if all((slice_id, devices) in self.of.get(lane, ()) for lane in lanes):
                 return  # the first of its hosts has told of all of them
-            lanes = tuple(Lane(bound.island, host, device) for host, device in bound.devices)
+            lanes = bound.lanes
         self.version += 1
         for lane in lanes:
             self.of[lane] = self.of.get(lane, frozenset()) | {(slice_id, devices)}

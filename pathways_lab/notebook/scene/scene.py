@@ -286,7 +286,7 @@ class Scene:
     def _granted(self, granted: Granted) -> None:
         """As its records one by one."""
         self.gangs.add_packed(granted)
-        self.backlog.placed(granted.run, len(granted))
+        self.backlog.placed(granted.run, granted.own)
         self.waits.add_granted(granted)
         self._run(granted.run, granted.program, granted.placing.client)
         self.last = max(self.last, granted.time)

@@ -196,7 +196,7 @@ def _few(names: Iterable[str]) -> str:
 def _about_gang(scene: Scene, found: Gang) -> tuple[tuple[str, str], ...]:
     out = [
         *_heading(found),
-        ("island", found.island),
+        ("island" + "s" * (len(found.islands) > 1), ", ".join(found.islands)),
         ("state", _times(scene, found)),
         ("waited", _waited(scene, found)),
         ("inputs from", _makers(scene, found)),

@@ -247,6 +247,15 @@ class Registry:
             f" --name {host.island}/another"
         )
 
+    def site_of(self, host: HostSeen) -> str:
+        """The hosts of other islands that a host can compute with have the same.
+
+        Accelerators of an island are a runtime of its own.
+        """
+        if host.assembled or host.kind != "cpu":
+            return host.island
+        return "" if self.plain_collectives else host.machine
+
     def _check_machine(self, host: HostSeen) -> str:
         if self.plain_collectives:
             return ""

@@ -193,6 +193,7 @@ class Rim:
                 host.kind,
                 host.memory,
                 host.block,
+                self.registry.site_of(host),
             )
         )
         self.peers.topology()

@@ -131,8 +131,10 @@ def _function(letter: _Letter) -> m.Event:
     own(letter.client, [slice_id], "slice")
     if message.loop is not None:
         binding = registry.bindings.get(slice_id)
-        island = binding.island if binding is not None else ""
-        if registry.leases.get(island) != letter.client.name:
+        islands = binding.islands if binding is not None else ("",)
+        mine = [i for i in islands if registry.leases.get(i) == letter.client.name]
+        island = next((island for island in islands if island not in mine), None)
+        if island is not None:
             raise Rejected(
                 subject,
                 f"hosts run a loop by themselves only on a leased island, and {letter.client.name}"

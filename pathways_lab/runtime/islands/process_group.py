@@ -84,6 +84,6 @@ def why_hosts_stay_apart(platform: str, system: str = "") -> Failure | None:
     return Failure(
         "refused",
         f"CPU devices of several hosts cannot compute together: {missing}",
-        "start with hosts_per_island=1 and more devices_per_host, or run the lab in Linux "
-        "(on Windows: WSL 2)",
+        "start with hosts_per_island=1 and more devices_per_host and take slices of one island, "
+        "or run the lab in Linux (on Windows: WSL 2)",
     )
