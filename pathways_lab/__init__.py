@@ -157,10 +157,10 @@ def _open_timeline(timeline: Timeline, *panels: str, **options: Any) -> Any:
     return view_of(timeline, *panels, **options)
 
 
-def _open_door(lab: Lab, name: str) -> Any:
+def _open_door(lab: Lab, name: str, slice_index: bool) -> Any:
     from pathways_lab.door import in_process
 
-    return in_process.open_door(lab, name)
+    return in_process.open_door(lab, name, slice_index)
 
 
 def _lab_closes(lab: Lab) -> None:

@@ -76,6 +76,11 @@ def parser() -> argparse.ArgumentParser:
     script.add_argument("--devices-per-host", type=int)
     script.add_argument("--lab", type=Path, help="a lab file, of a lab that runs already")
     script.add_argument("--name", default="", help="what the script is called on the lab")
+    script.add_argument(
+        "--slice-index",
+        action="store_true",
+        help="give devices the number of their island, for mesh_utils.create_hybrid_device_mesh",
+    )
     script.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
 
     stop = commands.add_parser(
@@ -139,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.devices_per_host,
             options.lab,
             options.name,
+            options.slice_index,
         )
     from pathways_lab.cli import jupyter
 

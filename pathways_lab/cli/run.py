@@ -23,6 +23,7 @@ def run(
     devices_per_host: int | None,
     lab_file: Path | None,
     name: str,
+    slice_index: bool,
 ) -> int:
     """Run a script with its arguments; its exit status.
 
@@ -33,7 +34,7 @@ def run(
             lab = labs.start(islands, hosts_per_island, devices_per_host)
         else:
             lab = labs.connect(lab_file)
-        with lab, lab.door(name) as variables:
+        with lab, lab.door(name, slice_index=slice_index) as variables:
             # Ctrl-C is the script's, which has its own from the terminal.
             before = signal.signal(signal.SIGINT, lambda *_: None)
             try:

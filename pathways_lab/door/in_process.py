@@ -64,7 +64,7 @@ class OpenDoor:
 
     names = jax_backends.NAMES
 
-    def __init__(self, lab: Lab, name: str) -> None:
+    def __init__(self, lab: Lab, name: str, slice_index: bool) -> None:
         self.lab = lab
         self._numbers = itertools.count(1)
         self._exchanging = threading.Lock()
@@ -73,7 +73,7 @@ class OpenDoor:
         try:
             with ExitStack() as undone:
                 with lab.door() as variables:
-                    self._connected = plugin.connect(variables[LAB_FILE], name)
+                    self._connected = plugin.connect(variables[LAB_FILE], name, slice_index)
                 undone.callback(self._connected.close)
                 self._leave = jax_backends.enter(PLATFORM, self._connected.client)
                 self._refuse = jax_backends.take(Handle, self.sharding, self.arrays)
@@ -285,7 +285,7 @@ class OpenDoor:
         return f"<door of {self.lab.name}: {len(self.devices)} devices>"
 
 
-def open_door(lab: Lab, name: str) -> OpenDoor:
+def open_door(lab: Lab, name: str, slice_index: bool) -> OpenDoor:
     """See :meth:`pathways_lab.Lab.open_door`."""
     global _open
     with _lock:
@@ -295,7 +295,7 @@ def open_door(lab: Lab, name: str) -> OpenDoor:
                 f"JAX's devices in this process are those of {_open.lab.name} already",
                 "close that door first",
             )
-        _open = OpenDoor(lab, name)
+        _open = OpenDoor(lab, name, slice_index)
         return _open
 
 

@@ -19,7 +19,12 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from pathways_lab.runtime.processes.program_environment import LAB_FILE, NAME, PLATFORM
+from pathways_lab.runtime.processes.program_environment import (
+    LAB_FILE,
+    NAME,
+    PLATFORM,
+    SLICE_INDEX,
+)
 
 _PATIENCE = 90.0
 """Seconds that a door may take to open, on a busy machine."""
@@ -87,13 +92,15 @@ def initialize() -> None:
 
 def open_client() -> Any:
     """Connect JAX's client to a door of its own.  Raises RuntimeError that says why not."""
-    return connect(os.environ[LAB_FILE], os.environ.get(NAME, "")).client
+    name, index = os.environ.get(NAME, ""), os.environ.get(SLICE_INDEX, "")
+    return connect(os.environ[LAB_FILE], name, bool(index)).client
 
 
-def connect(lab: str, name: str) -> Connected:
+def connect(lab: str, name: str, slice_index: bool) -> Connected:
     """Start a door to the lab of a lab file, and connect JAX's client to it.
 
-    name: of the program on the lab, or "".  Raises RuntimeError that says why not.
+    name: of the program on the lab, or "".  slice_index: devices have the number of their island.
+    Raises RuntimeError that says why not.
     """
     import secrets
     from pathlib import Path
@@ -120,6 +127,7 @@ def connect(lab: str, name: str) -> Connected:
         {
             "lab": lab,
             "name": name,
+            "slice_index": slice_index,
             "secret": secret.hex(),
             "folder": str(folder),
             "callbacks": callbacks,

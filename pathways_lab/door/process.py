@@ -48,7 +48,8 @@ def main() -> None:
 
     devices = sum(host.devices for island in lab.islands for host in island.hosts)
     beside = Beside(Path(told["folder"]), secret, devices)
-    door = Door(lambda buffers: Session(lab, buffers, loop, remote, beside), secret)
+    how = loop, remote, beside, told["slice_index"]
+    door = Door(lambda buffers: Session(lab, buffers, *how), secret)
     address = f"unix:{told['folder']}/door"
     door.listen(address)
     child_process.report(address=address, client=lab.name)

@@ -75,6 +75,9 @@ class Session(Arrays, Functions):
             device.memory_ids.append(number)
             for name, said in (("island", island), ("host", host)):
                 device.attributes.attributes[name].string_value = said.encode()
+            if island in self._slice_index:
+                index = device.attributes.attributes["slice_index"]
+                index.int64_value = self._slice_index[island]
             made.addressable_device_ids.append(number)
             made.primary_device_ids.append(number)
             memory = made.memories.add(

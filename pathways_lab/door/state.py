@@ -65,6 +65,7 @@ class State:
     """One client program.  loop: of the door's process, in which values are awaited.
 
     remote: makes what calls a function of the client.  beside: where its colocated ones run.
+    slice_index: each device has the number of its island, by which JAX makes hybrid meshes.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class State:
         loop: asyncio.AbstractEventLoop,
         remote: Remotely,
         beside: Beside,
+        slice_index: bool = False,
     ) -> None:
         self._lab = lab
         self._buffers = buffers
@@ -86,6 +88,8 @@ class State:
             for host in island.hosts
             for number in range(host.devices)
         ]
+        islands = [island.name for island in lab.islands]
+        self._slice_index = {name: n for n, name in enumerate(islands)} if slice_index else {}
         self._kind = lab.islands[0].hosts[0].kind
         self._arrays: dict[int, Value] = {}
         self._unmade: dict[int, Status] = {}
@@ -105,22 +109,10 @@ class State:
         if known is not None and known.state != "lost" and not known.released:
             return known
         self._check_devices(devices)
-        islands = dict.fromkeys(self._owned[d][0] for d in devices)
-        if len(islands) > 1:
-            raise Status(
-                UNIMPLEMENTED,
-                f"one computation or array on {len(devices)} devices of the islands"
-                f" {' and '.join(islands)}: an island's devices compute together, those of two"
-                " do not. Make a mesh of jax.devices() of one island (device.island)",
-            )
         if len(self._slices) >= _SLICES:
             raise Status(EXHAUSTED, f"{_SLICES:,} sequences of devices are in use")
-        request = SliceRequest(
-            (len(devices),),
-            ("d",),
-            next(iter(islands)),
-            at=tuple(self._owned[d][1:] for d in devices),
-        )
+        at = tuple(self._owned[d][1:] for d in devices)
+        request = SliceRequest((len(devices),), ("d",), at=at)
         made = self._slices[devices] = self._lab._bound(request, True)
         return made
 

@@ -51,6 +51,6 @@ def test_a_door_that_cannot_become_a_backend_is_closed_again(monkeypatch):
     monkeypatch.setattr(in_process.jax_backends, "enter", enter)
     lab = SimpleNamespace(name="lab", door=lambda: nullcontext({in_process.LAB_FILE: "file"}))
     with pytest.raises(pw.PathwaysError, match="no door opens: JAX has a backend"):
-        in_process.open_door(lab, "")
+        in_process.open_door(lab, "", slice_index=False)
     assert closed == [True]
     assert in_process._open is None

@@ -110,6 +110,18 @@ def test_libraries_over_jax_compute_on_the_lab_as_on_cpu_devices(lab, tmp_path, 
     assert there.count("\n") > 3
 
 
+def test_a_mesh_may_lie_on_all_devices_of_both_islands(lab):
+    """Numbers are those of plain JAX on eight devices, and each device may have its island's."""
+    with lab.door() as plain, lab.door(slice_index=True) as hybrid:
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+        here = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        scripts = [begin("with_islands.py", **each) for each in (plain, hybrid, here)]
+        said = [script.communicate(timeout=120) for script in scripts]
+    assert [script.returncode for script in scripts] == [0] * 3, said
+    assert len({out for out, _ in said}) == 1
+    assert said[0][0].count("\n") == 4
+
+
 def test_a_program_over_several_meshes_is_one_run(lab, tmp_path):
     """Compiled and called as Shardy's own front does it; each mesh is on an island of its own."""
     file = tmp_path / "train.mlir"
@@ -218,7 +230,7 @@ def test_errors_are_errors_and_the_process_lives():
     assert script.returncode == 0, err
     assert said[0] == "donated: RuntimeError\n"
     assert said[1] == "overwritten: 3\n"
-    assert said[2].startswith("spans: UNIMPLEMENTED: one computation or array on 2 devices")
+    assert said[2] == "spans: [1.0, 1.0]\n"
     assert said[3].startswith("too large: RESOURCE_EXHAUSTED: a run of 'broadcast_in_dim' needs")
     assert "lost: UNAVAILABLE" in out
     assert out.endswith("alive\n")

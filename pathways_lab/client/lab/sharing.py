@@ -197,7 +197,9 @@ class Sharing:
 
         def invite(self, path: str | Path, *, owner: bool = False) -> None: ...
 
-    def door(self, name: str = "") -> AbstractContextManager[dict[str, str]]:
+    def door(
+        self, name: str = "", *, slice_index: bool = False
+    ) -> AbstractContextManager[dict[str, str]]:
         """Variables of the environment with which other programs' JAX is this lab.
 
             with lab.door() as variables:
@@ -205,14 +207,17 @@ class Sharing:
 
         name: what a program is called on the lab; without one by a number, and any number of
             programs may have the same variables.
+        slice_index: each device has the number of its island as ``slice_index``, for
+            ``mesh_utils.create_hybrid_device_mesh``.  ``jax.make_mesh`` then refuses meshes over
+            several islands, so a plain script had better see none.
 
         Each program is a client of its own.  They are good on this machine and for this account,
         and until the block ends: they name a lab file.  Raises PathwaysError when the lab is gone.
         """
         self.session.connection.check()
-        return environment(self.invite, name)
+        return environment(self.invite, name, slice_index)
 
-    def open_door(self, name: str = "") -> Any:
+    def open_door(self, name: str = "", *, slice_index: bool = False) -> Any:
         """Make this lab's devices those of JAX in this process: ``jax.devices()``.
 
             with lab.open_door() as door:
@@ -221,6 +226,7 @@ class Sharing:
                 jax.set_mesh(slice.mesh)              # slices have meshes of JAX's devices
 
         name: of one more client of the lab, which runs what JAX runs; without one by a number.
+        slice_index: as of :meth:`door`.
 
         JAX may have been used before: ``jax.devices("cpu")`` are still there, and arrays from
         before may be arguments of calls on the lab.  Handles of this lab are instances of
@@ -234,7 +240,7 @@ class Sharing:
         self.session.connection.check()
         if hooks.open_door is None:
             raise failures.failure("refused", "no door is there", "import pathways_lab as pw")
-        return hooks.open_door(self, name)
+        return hooks.open_door(self, name, slice_index)
 
     def publish(self, name: str, tree: Any, *, to: str = "") -> None:
         """Let other clients of the lab take *tree* by *name*; nobody can read it otherwise.

@@ -17,6 +17,8 @@ LAB_FILE = "PATHWAYS_LAB_DOOR"
 """The path of a lab file, which has the key."""
 NAME = "PATHWAYS_LAB_CLIENT"
 """The name of the program on the lab; without it a number, as any client has."""
+SLICE_INDEX = "PATHWAYS_LAB_SLICE_INDEX"
+"""Not empty: devices have the number of their island as ``slice_index``."""
 PLATFORM = "pathways"
 """The lab as JAX_PLATFORMS calls it."""
 SETTINGS = {
@@ -32,17 +34,20 @@ SETTINGS = {
 
 
 @contextlib.contextmanager
-def environment(invite: Callable[[Path], None], name: str) -> Iterator[dict[str, str]]:
+def environment(
+    invite: Callable[[Path], None], name: str, slice_index: bool
+) -> Iterator[dict[str, str]]:
     """Variables for such a program, good while the block lasts.
 
     invite: writes a lab file.  name: the program's, or "".
+    slice_index: its devices have the number of their island.
     """
     from pathways_lab.transport.addresses import private_folder, remove_folder
 
     folder = private_folder()
     try:
         invite(folder / "lab")
-        named = {NAME: name} if name else {}
-        yield {LAB_FILE: str(folder / "lab"), **named, **SETTINGS}
+        told = {NAME: name, SLICE_INDEX: "1" if slice_index else ""}
+        yield {LAB_FILE: str(folder / "lab"), **told, **SETTINGS}
     finally:
         remove_folder(folder)
