@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
@@ -104,6 +104,21 @@ class Troubles:
             self._rules = [other for other in self._rules if other.name != rule.name]
         self._rules.append(rule)
         self._way.trouble = self
+
+    def lateness(self, name: str, peers: Collection[str], messages: int, nbytes: int) -> float:
+        """Seconds that messages, of *nbytes* in all, take from the farthest of these peers.
+
+        By the delay of this name.  From any thread.
+        """
+        now = self._clock()
+        return max(
+            (
+                messages * rule.seconds + (nbytes / rule.rate if rule.rate else 0.0)
+                for rule in self._rules
+                if rule.name == name and rule.until > now and not {*rule.peers}.isdisjoint(peers)
+            ),
+            default=0.0,
+        )
 
     def on_the_way(self, link: Link, messages: list[Message]) -> list[Message]:
         """See :class:`pathways_lab.transport.reactor.Trouble`."""

@@ -106,6 +106,28 @@ def test_two_clients_compete_over_both_islands_and_each(lab: pw.Lab) -> None:
     assert right == [60, 60]
 
 
+def test_collectives_between_islands_take_as_long_as_the_emulated_dcn(lab: pw.Lab) -> None:
+    """Those inside of an island, of the same slice, take no longer than ever."""
+    with over(lab) as on:
+        far, near = (pw.program(scaled(on, (axis,), 1.0)) for axis in ("island", "x"))
+        for call in (far, near):
+            call(V).result(timeout=SECONDS)
+        try:
+            lab.dcn(latency=0.2)
+            took = []
+            for call in (near, far):
+                begun = time.monotonic()
+                call(V).result(timeout=SECONDS)
+                took.append(time.monotonic() - begun)
+        finally:
+            lab.dcn()
+        assert took[1] >= 0.2
+        assert took[0] < took[1]
+        begun = time.monotonic()
+        far(V).result(timeout=SECONDS)
+        assert time.monotonic() - begun < took[1]
+
+
 @pytest.fixture
 def own_lab() -> Iterator[pw.Lab]:
     with pw.start(islands=2, hosts_per_island=2, devices_per_host=1) as started:

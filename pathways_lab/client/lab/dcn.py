@@ -4,8 +4,10 @@ Problem: on one machine, bytes between islands are as fast as bytes inside of on
 what a slow network does to a program, and what overlap saves, cannot be seen.
 
 How: hosts hold back what has come from hosts of other islands for as long as a network
-of that latency and bandwidth would have taken.  It is as slow as told, never faster
-than the machine; and it is emulated, which is said wherever it is shown.
+of that latency and bandwidth would have taken, and the devices of a slice that spans
+islands after a gang, for as long as its collectives between islands would have
+(:mod:`pathways_lab.runtime.islands.dcn_collectives`).  It is as slow as told, never
+faster than the machine; and it is emulated, which is said wherever it is shown.
 
 Rule for maintainers: only owners of the Dask cluster get here; what is held back stays
 in order.

@@ -272,7 +272,9 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
             of another island; 0: no limit.  Without arguments it is over.
 
         For all clients of the lab, from the next bytes on; hosts that join later are as
-        near as ever.  Raises PathwaysError on a lab that was not started here.
+        near as ever.  A gang of a slice that spans islands takes one latency longer for each
+        collective between them, and its bytes at the bandwidth.  Raises
+        PathwaysError on a lab that was not started here.
         """
         told = Dcn.of(latency, bandwidth)
         with self.dask_client() as dask:

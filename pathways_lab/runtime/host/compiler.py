@@ -44,6 +44,7 @@ from pathways_lab.runtime.devices import Footprint, Place
 from pathways_lab.runtime.host.compile_marks import NO_NOTES, Notes
 from pathways_lab.runtime.host.host_loop import Laps, run
 from pathways_lab.runtime.host.user_output import Gangs, Output
+from pathways_lab.runtime.islands import dcn_collectives
 from pathways_lab.transport.codec import unpack_fields
 
 _KEPT = 512
@@ -269,6 +270,8 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
         made.launch_through(lambda _: jitted)
     if clocked:
         made.launch_through(lambda call: emulated.telling(call, lane))
+    if place.binding.elsewhere:
+        made.launch_through(lambda call: dcn_collectives.held(call, compiled, place))
     return made
 
 

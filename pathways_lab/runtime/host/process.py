@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import os
 import sys
@@ -157,6 +158,7 @@ def main() -> None:
     from pathways_lab.runtime.host.bit_flips import Flips
     from pathways_lab.runtime.host.compile_marks import Notes
     from pathways_lab.runtime.host.driver import HostRim
+    from pathways_lab.runtime.islands import dcn_collectives
     from pathways_lab.runtime.islands.multi_host_runtime import JoinedPlatformRuntime
     from pathways_lab.transport.tls import client_context, server_context
 
@@ -192,6 +194,7 @@ def main() -> None:
     )
     child_process.report(ready=True, pid=os.getpid(), data_address=rim.data_address)
     troubles = Troubles(rim.reactor)
+    dcn_collectives.slowed_by(functools.partial(troubles.lateness, "dcn"))
     flips = Flips(rim.tenants, rim.reactor.call_later)
     while True:
         news = child_process.configuration()
