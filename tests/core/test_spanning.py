@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -12,7 +14,12 @@ from pathways_lab.core.messages import (
     LeaseRequested,
     LeaseReturned,
 )
-from pathways_lab.core.messages.elastic import RebindRequested
+from pathways_lab.core.messages.elastic import (
+    RebindRequested,
+    ResumeRequested,
+    SuspendRequested,
+)
+from pathways_lab.core.scheduling.policies import FIFO, PlaceView
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.slices import ResourceManager
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
@@ -96,6 +103,40 @@ def test_a_lost_part_is_replaced_on_as_many_islands_or_the_whole_on_one_that_is_
     alone = resources.bind_again(1, "island0")
     assert isinstance(alone, SliceBinding)
     assert alone.islands == ("island0",)
+
+
+class Asked(FIFO):
+    """It is asked for the island of a slice."""
+
+    views: ClassVar[list[PlaceView]] = []
+
+    def place(self, view: PlaceView) -> str:
+        self.views.append(view)
+        return view.candidates[-1].island
+
+
+def test_a_policy_chooses_no_island_for_a_slice_that_spans_some() -> None:
+    script = Script(islands=2, policy=Asked())
+    Asked.views.clear()  # it was tried first
+    assert script.binding(script.slice(4, islands=BOTH)).islands == ("island0", "island1")
+    assert Asked.views == []
+    assert script.binding(script.slice(4)).islands == ("island1",)
+    assert len(Asked.views) == 1
+
+
+def test_a_slice_that_leaves_its_devices_comes_back_to_all_of_them() -> None:
+    script = Script(islands=2)
+    where = script.slice(8, islands=BOTH)
+    bound, plan = script.binding(where), script.register(Sketch("p").chain(where, "f"))
+    script.submit(plan)
+    script.finish_all()
+    script.send(SuspendRequested(script.time, "suspend", "kernel-1", "kernel-1"))
+    assert script.control.slices[where].away
+    script.send(ResumeRequested(script.time, "resume", "kernel-1", "kernel-1"))
+    assert script.binding(where) == bound
+    run = script.submit(plan)
+    script.finish_all()
+    assert script.ended[run.run].outcome == "finished"
 
 
 # --- places -------------------------------------------------------------------------------

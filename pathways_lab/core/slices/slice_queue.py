@@ -119,7 +119,8 @@ class Bookings:
     def _chosen(self, event: SliceRequested) -> str | None:
         """The island that the policy wants for a slice, "" for any; None while it is asked."""
         request, turns = event.request, self.state.turns
-        if request.island is not None or request.at or not places(turns.policy):
+        named = request.island is not None or request.at or request.islands
+        if named or not places(turns.policy):
             return ""
         found = tuple(self.state.resources.places(event.client, request))
         return turns.place(event.slice, PlaceView(event.time, event.client, request.shape, found))
