@@ -320,11 +320,8 @@ class World:
         found = self._gangs.get(key)
         if found is None:
             hosts = tuple(self.local[node.slice])
-            islands = self.islands[node.slice]
-            speed = min(self.machine.of(island).speed for island in islands)
+            speed = min(self.machine.of(island).speed for island in self.islands[node.slice])
             seconds = self.vary(cost.seconds) * self.pace(hosts) / speed
-            if cost.collective and len(islands) > 1:
-                seconds += self.machine.costs.dcn_latency
             found = Gang(*key, hosts, seconds, cost.cores, cost.collective)
             found.broken = any(not self.alive(h) for h in self._members[node.slice])
             self._gangs[key] = found

@@ -123,7 +123,7 @@ class Placed:
 
 
 class Slice:
-    """A mesh of virtual devices on one island.
+    """A mesh of virtual devices on one island, or on several.
 
     shape, axes: sizes and names of the mesh axes.  binding: the physical
     devices, which may become others.  gone: why its lab is gone, if it is.
