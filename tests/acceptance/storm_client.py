@@ -1,7 +1,8 @@
 """A client in a storm: ``... storm_client.py LABFILE NAME SEED``; it works until its input ends.
 
-It computes on both islands and between them, keeps some results and uses them
-again, and checks every value.  At the end it prints what it has seen, as JSON.
+It computes on each of two islands, on both together and between them, keeps some
+results and uses them again, and checks every value.  At the end it prints what it has
+seen, as JSON.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Worker:
         self.wrong: list[str] = []
         self.longest = 0.0
         self._made: list[Any] = []
+        self._failing = False
 
     def programs(self) -> list[Any]:
         """(program, what it computes), on slices that are there."""
@@ -50,6 +52,7 @@ class Worker:
         whole = [self.lab.slice(sizes.get(name, 1), "x", island=name) for name in names]
         place = self.random.choice(names)
         part = self.lab.slice(max(1, sizes.get(place, 1) // 2), "x", island=place)
+        wide = self.lab.slice(2 * min(sizes.get(name, 1) for name in names), "x", islands=names)
 
         def summed(on: pw.Slice) -> Any:
             body = jax.shard_map(
@@ -60,7 +63,7 @@ class Worker:
             )
             return pw.jit(body, on=on, in_shardings=P("x"), out_shardings=P("x"))
 
-        left, right = (summed(on) for on in whole)
+        left, right, both = (summed(on) for on in (*whole, wide))
         local = pw.jit(lambda x: pw.emulated(3)(x * 2), on=part)
 
         @pw.program
@@ -69,7 +72,7 @@ class Worker:
 
         @pw.program
         def back(x: Any) -> Any:
-            return left(local(right(x)))
+            return both(local(right(x)))
 
         def total(x: Any) -> Any:
             return x + x.sum()
@@ -77,11 +80,12 @@ class Worker:
         self._made = [
             (left, total),
             (right, total),
+            (both, total),
             (local, lambda x: 2 * x),
             (across, lambda x: total(total(x))),
             (back, lambda x: total(2 * total(x))),
         ]
-        self._slices = [*whole, part]
+        self._slices = [*whole, part, wide]
         return self._made
 
     def burst(self) -> None:
@@ -113,14 +117,21 @@ class Worker:
             except TimeoutError:
                 self.wrong.append(f"hung: {self.lab.stuck(1.0)}"[:600])
             self.longest = max(self.longest, time.monotonic() - start)
+        if self._failing:
+            self._begin_again()
 
     def fail(self, error: pw.PathwaysError) -> None:
-        """Whose fault was it?  Begin again with slices that are there."""
+        """Whose fault was it?"""
+        self._failing = True
         text = str(error)
         hosts = [f"island{i}/host{h}" for i in range(2) for h in range(2)]
         named = any(host in text for host in hosts) or "island" in text
         self.failed[error.failure.kind if named else f"unexplained: {text[:300]}"] += 1
         self.last[error.failure.kind] = text[:400]
+
+    def _begin_again(self) -> None:
+        """With slices that are there; nothing is under way on the old ones."""
+        self._failing = False
         made, self._made = self._made, []
         if made:
             for on in self._slices:

@@ -68,7 +68,7 @@ class Grants:
                 self._look(state.woken.popleft())
             elif not (self._admit() or self._grant() or self._give_up()):
                 break
-        while self._apart:
+        while self._apart:  # only where that rule is off
             self._place(*self._apart.pop(0))
         state.tell_resolved()
         state.tell_freed()
