@@ -317,6 +317,8 @@ class Control:
         state, host = self.state, event.host
         if host not in state.resources.hosts:
             return
+        for function, slice_id, nbytes in event.crossing:
+            state.functions.crosses((function, slice_id), host, nbytes)
         for function, slice_id, temporary, failure in event.compiled:
             self.grants.compiled((function, slice_id), host, temporary, failure)
         for number, step, why in event.failed:

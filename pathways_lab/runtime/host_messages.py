@@ -30,6 +30,7 @@ class Report(Plain):
     parked: tuple[Id, ...] = ()
     moved: tuple[Id, ...] = ()
     decided: tuple[tuple[Id, Count, Count], ...] = ()
+    crossing: tuple[tuple[str, Id, Size], ...] = ()
     records: tuple[bytes, ...] = ()
 
 

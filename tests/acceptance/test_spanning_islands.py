@@ -106,12 +106,19 @@ def test_two_clients_compete_over_both_islands_and_each(lab: pw.Lab) -> None:
     assert right == [60, 60]
 
 
+def sent(lab: pw.Lab) -> int:
+    """Bytes of this client that came to other islands."""
+    return lab.accounts().clients[lab.name].dcn_bytes
+
+
 def test_collectives_between_islands_take_as_long_as_the_emulated_dcn(lab: pw.Lab) -> None:
     """Those inside of an island, of the same slice, take no longer than ever."""
     with over(lab) as on:
         far, near = (pw.program(scaled(on, (axis,), 1.0)) for axis in ("island", "x"))
-        for call in (far, near):
+        for call, more in ((near, 0), (far, 2 * 2 * 4)):
+            before = sent(lab)
             call(V).result(timeout=SECONDS)
+            assert sent(lab) == before + more, "two sums over both islands bring each host a number"
         try:
             lab.dcn(latency=0.2)
             took = []

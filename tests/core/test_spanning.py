@@ -210,6 +210,23 @@ def test_bytes_that_a_transfer_brings_to_other_islands_count_and_others_do_not()
     assert script.control.state.accounts.of("kernel-1").dcn_bytes == 4
 
 
+def test_bytes_of_collectives_over_islands_count_as_those_of_transfers() -> None:
+    script = Script(islands=2, compile=False)
+    wide = script.slice(4, islands=BOTH)
+    plan = script.register(Sketch("over").chain(wide, "f"))
+    for host in (LEFT, LEFT, RIGHT):  # one that compiles again says it again
+        told = HostReport(
+            script.time, "compiled", host, compiled=(("f", wide, 0, None),),
+            crossing=(("f", wide, 100),),
+        )  # fmt: skip
+        script.send(told)
+    script.submit(plan)
+    script.submit(plan)
+    assert script.control.state.accounts.of("kernel-1").dcn_bytes == 0
+    script.finish_all()
+    assert script.control.state.accounts.of("kernel-1").dcn_bytes == 400
+
+
 # --- faults -------------------------------------------------------------------------------
 
 

@@ -86,8 +86,8 @@ def test_devices_are_held_while_the_delay_of_that_name_lasts(
     everywhere = "= f32[4]{0} all-reduce(%x), replica_groups={{0,1,2,3}},"
 
     def call(text: str) -> None:
-        compiled = SimpleNamespace(as_text=lambda: text)
-        assert dcn_collectives.held(lambda v: [v + 1], compiled, place)(1) == [2]
+        found = dcn_collectives.of_place(text, place)
+        assert dcn_collectives.held(lambda v: [v + 1], found, binding.home)(1) == [2]
 
     call(everywhere)
     assert slept == []

@@ -8,7 +8,8 @@ ones; so the sums are kept here, as work is done.
   that it keeps and memory that is reserved for its runs; over time they make
   byte seconds.  A buffer that others have taken is still its maker's.
 * *device seconds*: seconds for which its gangs held devices, times devices.
-* *DCN bytes*: what its transfers brought to hosts of other islands.
+* *DCN bytes*: what its transfers, and its collectives over islands, brought to hosts of
+  other islands.
 
 Rule for maintainers: constant work per change, no matter how many clients there
 are; everything belongs to exactly one row, so rows add up.
@@ -88,7 +89,7 @@ class Accounts:
         row.device_seconds += device_seconds
 
     def moved(self, client: str, nbytes: int) -> None:
-        """A transfer between islands has ended."""
+        """A transfer between islands has ended, or gangs that compute over them."""
         self.of(client).dcn_bytes += nbytes
 
     def statement(self, now: float) -> dict[str, Account]:

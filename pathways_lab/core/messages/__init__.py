@@ -159,6 +159,7 @@ class HostReport(Happened):
     compiled: ``(function, slice, temporary bytes per device, error or None)``.
     parked, moved: slices whose values are in its own memory (see ``Park``), or were sent on.
     decided: ``(run, value, case)`` of values that decide, as it has read them.
+    crossing: ``(function, slice, bytes that each of its gangs brings here from other islands)``.
     """
 
     host: str
@@ -169,6 +170,7 @@ class HostReport(Happened):
     parked: tuple[SliceId, ...] = ()
     moved: tuple[SliceId, ...] = ()
     decided: tuple[tuple[Run, ValueId, int], ...] = ()
+    crossing: tuple[tuple[str, SliceId, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

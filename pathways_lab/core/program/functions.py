@@ -35,6 +35,7 @@ class FunctionRecord:
     """pending: hosts that have not compiled it.  waiting: queued runs that need it.
 
     gangs: how many were measured, as far as that matters.
+    crossing: by host, bytes that each gang brings there from other islands; empty mostly.
     """
 
     pending: set[str]
@@ -44,6 +45,7 @@ class FunctionRecord:
     gangs: int = 0
     measured: float = 0.0
     published: float | None = None
+    crossing: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -115,6 +117,16 @@ class Functions:
             return set()
         waiting, record.waiting = record.waiting, set()
         return waiting
+
+    def crosses(self, key: FunctionKey, host: str, nbytes: int) -> None:
+        """Each gang of a function brings so many bytes to a host from other islands."""
+        if key in self.records:
+            self.records[key].crossing[host] = nbytes
+
+    def crossing(self, key: FunctionKey) -> int:
+        """Bytes that each gang brings to hosts from other islands."""
+        record = self.records.get(key)
+        return sum(record.crossing.values()) if record is not None else 0
 
     def measure(self, key: FunctionKey, times: Sequence[float]) -> None:
         """Gangs of this function took so many seconds of their devices' time."""

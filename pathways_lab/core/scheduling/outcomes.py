@@ -142,6 +142,8 @@ class Outcomes:
             state.accounts.gang(run.client, seconds * devices, len(times))
         if good := [took for step, took in times.items() if gangs[step] == "finished"]:
             state.functions.measure(key, good)
+        if crossing := state.functions.crossing(key):
+            state.accounts.moved(run.client, crossing * len(good))
         state.turns.charge(run, (seconds - cost / 1e6) * devices, state.time)
 
     def _give_back(self, run: RunRecord, step: int) -> None:

@@ -369,6 +369,7 @@ class Rim:
             event = m.HostReport(
                 self._clock(), f"{name}:report", name, report.ended, report.failed,
                 report.resident, report.compiled, report.parked, report.moved, report.decided,
+                report.crossing,
             )  # fmt: skip
             self.happened(event)
 

@@ -95,6 +95,7 @@ class Executable:
     """A function compiled for the devices of one slice.
 
     temporary: bytes per device that it needs while it runs.
+    crossing: bytes that one gang brings to this host from other islands.
     calls_python: it has callbacks, and may fail on one device only.
     alone: nothing else may be in flight with it.
     check: its receipt says which elements are no numbers, if any are.
@@ -118,6 +119,7 @@ class Executable:
         self.seconds = seconds
         memory = compiled.memory_analysis()
         self.temporary = int(getattr(memory, "temp_size_in_bytes", 0) or 0)
+        self.crossing = 0
 
     def launch_through(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Call what *wrap* makes of what is called."""
@@ -271,7 +273,9 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
     if clocked:
         made.launch_through(lambda call: emulated.telling(call, lane))
     if place.binding.elsewhere:
-        made.launch_through(lambda call: dcn_collectives.held(call, compiled, place))
+        found = dcn_collectives.of_place(compiled.as_text() or "", place)
+        made.crossing = found.nbytes
+        made.launch_through(lambda call: dcn_collectives.held(call, found, place.binding.home))
     return made
 
 

@@ -399,6 +399,8 @@ class HostRim:
         temporary = result.temporary if isinstance(result, Executable) else 0
         if end > start:
             self.reports.record(self._story.compiled(binding, code, start, end, result))
+        if isinstance(result, Executable) and result.crossing:
+            self.reports.crosses(code.function, code.slice, result.crossing)
         self.reports.compiled(code.function, code.slice, temporary, failure)
 
     def compiling(self, binding: SliceBinding, code: Code, start: float, waiting: int) -> None:

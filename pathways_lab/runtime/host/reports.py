@@ -64,6 +64,7 @@ class Reports:
         self._ended: list[record_encoding.Ended] = []
         self._resident: list[int] = []
         self._compiled: list[tuple[str, SliceId, int, Failure | None]] = []
+        self._crossing: list[tuple[str, SliceId, int]] = []
         self._parked: list[SliceId] = []
         self._moved: list[SliceId] = []
         self._decided: list[tuple[int, ValueId, int]] = []
@@ -93,6 +94,9 @@ class Reports:
         self, function: str, slice_id: SliceId, temporary: int, failure: Failure | None
     ) -> None:
         self._compiled.append((function, slice_id, temporary, failure))
+
+    def crosses(self, function: str, slice_id: SliceId, nbytes: int) -> None:
+        self._crossing.append((function, slice_id, nbytes))
 
     def parked(self, slice_id: SliceId) -> None:
         self._parked.append(slice_id)
@@ -186,6 +190,7 @@ class Reports:
             tuple(self._parked),
             tuple(self._moved),
             tuple(self._decided),
+            tuple(self._crossing),
         )
         fields = pack_fields(report)
         for name in ("time", "cause", "host"):
@@ -194,7 +199,7 @@ class Reports:
             self._records.append(self._story.segments(self._ended))
         fields["records"] = self._records
         self._records, self._ended, self._over = [], [], False
-        self._ends, self._resident, self._compiled = Ends(), [], []
+        self._ends, self._resident, self._compiled, self._crossing = Ends(), [], [], []
         self._parked, self._moved, self._decided = [], [], []
         self._flushed = time.monotonic()
         self._send("report", fields)

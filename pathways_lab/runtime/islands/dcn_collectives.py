@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,22 +60,27 @@ def slowed_by(lateness: Lateness) -> None:
     _lateness = lateness
 
 
-def held(call: Callable[..., Any], compiled: Any, place: Place) -> Callable[..., Any]:
-    """The call, after which a host's devices are held while the DCN would carry its bytes."""
-    home = place.binding.home
-    islands = [home[host] for host, _ in place.binding.devices]
-    here = islands[place.numbers[0]]
-    found = crossing(compiled.as_text(), islands, place.numbers)
-    far = frozenset(host for host, island in home.items() if island != here)
+def held(call: Callable[..., Any], found: Crossing, home: Mapping[str, str]) -> Callable[..., Any]:
+    """The call, after which a host's devices are held while the DCN would carry its bytes.
+
+    home: of the slice, the island of each host.
+    """
 
     def launched(*arguments: Any) -> Any:
         results = call(*arguments)
-        if seconds := _lateness(far, *found):
+        # The rules of a host name hosts of other islands only.
+        if seconds := _lateness(home, *found):
             jax.block_until_ready(results)
             time.sleep(seconds)
         return results
 
     return launched if found.rounds else call
+
+
+def of_place(text: str, place: Place) -> Crossing:
+    """The traffic of a function that was compiled for the devices of a slice on this host."""
+    home = place.binding.home
+    return crossing(text, [home[host] for host, _ in place.binding.devices], place.numbers)
 
 
 def crossing(text: str, islands: Sequence[str], ours: Collection[int]) -> Crossing:
