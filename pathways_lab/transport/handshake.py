@@ -29,8 +29,11 @@ class Refused(ConnectionError):
     """The other end took the key but not the hello; ``str()`` is its reason."""
 
 
+STREAM = "stream"
+"""The role, in a hello, of a connection that carries another program's bytes and no messages."""
 HOST = "hostname"
 """The field of a hello with what its sender's machine calls itself."""
+_STREAM_SECONDS = 10.0
 SILENCE = 30.0
 """A machine that vanishes says nothing: its connections break after so many seconds, unless its
 lab says another number.  A process that is stopped is none of that: its system answers for it."""
@@ -191,6 +194,20 @@ def meet(
     except BaseException:
         sock.close()
         raise
+
+
+def stream(
+    address: str, key: bytes, hello: dict[str, Any], context: ssl.SSLContext | None
+) -> ssl.SSLSocket:
+    """A connection for another program's bytes, after the same handshake; waits.
+
+    Raises what :func:`meet` raises.
+    """
+    sock, *_ = meet(address, key, {**hello, "role": STREAM}, _STREAM_SECONDS, Limits(), context)
+    if not isinstance(sock, ssl.SSLSocket):
+        sock.close()
+        raise ConnectionError(f"{address} takes no TLS, and another program's bytes need it")
+    return sock
 
 
 def stamps() -> dict[str, Any]:

@@ -112,6 +112,7 @@ class Link:
     peer: the hello of the other end.
     tag: whatever the owner of the reactor wants to remember with the link.
     holder: whose key the connecting end has proved; on the accepting end.
+    taker: takes the socket after the hellos, since no messages follow; on the accepting end.
     clock: on the connecting end, between this process's monotonic clock and the other one.
     sent_messages, received_messages: counters.
     heard: when something came last, on the monotonic clock.
@@ -131,6 +132,7 @@ class Link:
         self.peer = peer
         self.tag = tag
         self.holder = 0
+        self.taker: Callable[[Any], object] | None = None
         self.clock = Difference()
         self._beat: tuple[Beat, Callable[[float], object]] | None = None
         self.sent_messages = self.received_messages = 0
@@ -175,6 +177,11 @@ class Link:
     def closed(self) -> str | None:
         """Why the link is closed, or None while it is open."""
         return self._closed
+
+    @property
+    def certified(self) -> bool:
+        """Whether the other end has shown a certificate of the lab's authority."""
+        return isinstance(self._sock, ssl.SSLSocket) and bool(self._sock.getpeercert(True))
 
     @property
     def who(self) -> str:

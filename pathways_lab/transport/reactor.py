@@ -149,7 +149,7 @@ class Reactor:
         """Accept connections at *address*; the real one (port 0, or a range, becomes a number).
 
         hello: this end's hello, or a function of the new link and the hello of
-            the other end that returns it; it may set ``link.name``, and raises
+            the other end that returns it; it may set ``link.name`` and ``link.taker``, and raises
             Refused to turn the other end away with a reason.
         tag: becomes ``link.tag`` of accepted links.
         bulk: large buffers go through shared memory where both ends say so and can.
@@ -476,6 +476,11 @@ class Reactor:
             self._reception.turn_away(arrival)
             raise
         self._reception.admit(arrival)
+        if link.taker is not None:
+            with contextlib.suppress(OSError):
+                arrival.sock.send(b"".join(encode("hello", {**answer, **stamps()})))
+            link.taker(arrival.sock)
+            return
         if bulk and peer.get(_BULK) is True:
             answer = {**answer, _BULK: True}
             link.share(connected=False)

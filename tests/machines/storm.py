@@ -37,7 +37,7 @@ import json, os, sys, time
 import distributed, jax, numpy as np, pathways_lab as pw
 from jax.sharding import PartitionSpec as P
 with distributed.Client(sys.argv[1]) as client: client.wait_for_workers(4)
-lab = pw.connect(sys.argv[1], plain_collectives=True, silence=float(os.environ["SILENCE"]))
+lab = pw.connect(sys.argv[1], silence=float(os.environ["SILENCE"]))
 def say(**what): print(json.dumps(what), flush=True)
 class Place:
     def __init__(self, island, devices):

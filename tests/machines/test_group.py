@@ -22,7 +22,7 @@ import distributed, jax, numpy as np, pathways_lab as pw
 from jax.sharding import PartitionSpec as P
 with distributed.Client(sys.argv[1]) as client:
     client.wait_for_workers(WORKERS)
-lab = pw.connect(sys.argv[1], plain_collectives=True)
+lab = pw.connect(sys.argv[1], **OPTIONS)
 def say(*what): print(*what, flush=True)
 """
 
@@ -33,11 +33,6 @@ from jax.sharding import PartitionSpec as P
 with distributed.Client(sys.argv[1]) as client:
     client.wait_for_workers(2)
     print(client.scheduler_info()["address"])
-"""
-
-REFUSED = """
-try: pw.connect(sys.argv[1])
-except pw.PathwaysError as refused: print(refused)
 """
 
 NOBODY = """
@@ -63,11 +58,22 @@ total = pw.jit(lambda x: x.sum(), on=s, in_shardings=P("x"))
 say("sum", np.asarray(total(np.arange(8.0))))
 """
 
+IN_CLEAR = """
+secret = np.frombuffer(b"OfNobody" * 2_000, np.int32)
+add = pw.jit(lambda x: x.reshape(2, -1).sum(0), on=s, in_shardings=P("x"))
+say((add(np.concatenate([secret, 0 * secret])).result() == secret).all(), lab)
+"""
+
 LATE = """
 input()
 while "west/late is down" not in repr(lab): time.sleep(0.02)
 say(lab, lab._repr_html_())
 """
+
+
+def connect(workers: int, **options: object) -> str:
+    """The beginning of a client that waits for so many workers."""
+    return CONNECT.replace("WORKERS", str(workers)).replace("OPTIONS", repr(options))
 
 
 @contextmanager
@@ -107,7 +113,8 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
         group.worker("none", "--devices", "0")
         dask = ("distributed.cli.dask_worker", group.address, "--no-nanny", "--no-dashboard")
         group.start("lacks", *dask, PYTHONPATH=no_package(shared))
-        source = CONNECT.replace("WORKERS", "5") + SUM + LATE
+        source = connect(5, plain_collectives=True) + SUM + IN_CLEAR + LATE
+        group.machines.sniff("OfNobody")
         with group.client("note", source) as client:
             assert client.stdout
             assert client.stdin
@@ -118,6 +125,8 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
                 if line.startswith("sum"):
                     break
             assert line == "sum 28.0\n"
+            assert "2 devices, collectives in the clear, " in client.stdout.readline()
+            assert group.machines.sniff()["OfNobody"] > 0, "its owner has said so"
             assert told.keys() == {"lacks", "old", "none"}
             assert "ImportError: it is not installed" in told["lacks"]
             assert "the lab has JAX" in told["old"]
@@ -128,7 +137,7 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
             assert "was not started on late: the lab has JAX" in later
             assert "mend its worker" in later
             assert "lab.restart" not in later
-        with group.client("note", CONNECT.replace("WORKERS", "5"), PYTHONPATH=other) as client:
+        with group.client("note", connect(5), PYTHONPATH=other) as client:
             assert "the lab at tls://10.77.0.1:8786 has JAX" in (said := client.communicate()[0])
             assert "and this client 0.1" in said
 
@@ -150,7 +159,7 @@ def test_all_doors_are_at_the_ports_that_were_asked_for(machines: Make) -> None:
     with group_of(group_machines, "--host", "10.77.0.1") as group:
         group.worker("one", "--devices", "1", "--island", "one", "--ports", "9000-9002")
         group.worker("two", "--devices", "1", "--island", "two", "--ports", "9500-9501")
-        asked = CONNECT.replace("WORKERS", "2").replace("es=True", "es=True, ports=(9000, 9002)")
+        asked = connect(2, ports=(9000, 9002))
         with group.client("note", asked + FEW_PORTS) as client:
             told = client.communicate()[0]
     assert "computed 14.0\n" in told, told
@@ -179,7 +188,7 @@ def test_a_machine_that_boots_comes_back_under_its_name(machines: Make) -> None:
     silent = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "11s"}
     with group_of(machines(("sched", "one", "note")), "--host", "10.77.0.1", **silent) as group:
         group.worker("one", "--devices", "1", "--island", "east")
-        source = CONNECT.replace("WORKERS", "1").replace("es=True", "es=True, silence=3")
+        source = connect(1, silence=3)
         with group.client("note", source + BOOT) as client:
             assert client.stdin
             assert client.stdout
@@ -218,7 +227,7 @@ def test_hosts_that_do_not_reach_each_other_cost_their_gangs_and_no_process(
     with group_of(machines(("sched", "one", "two", "note")), "--host", "10.77.0.1") as group:
         for machine in ("one", "two"):
             group.worker(machine, "--devices", "1")
-        source = CONNECT.replace("WORKERS", "2").replace("es=True", "es=True, silence=3")
+        source = connect(2, silence=3)
         with group.client("note", source + SUM + APART) as client:
             assert client.stdin
             assert client.stdout
@@ -265,7 +274,7 @@ def test_a_silent_machine_is_called_silent_when_the_lab_says_so(machines: Make) 
     with group_of(machines(names), "--host", "10.77.0.1") as group:
         group.worker("one", "--devices", "1")
         group.worker("two", "--devices", "1", "--island", "east")
-        source = CONNECT.replace("WORKERS", "2").replace("es=True", "es=True, silence=4") + SILENT
+        source = connect(2, silence=4) + SILENT
         with group.client("note", source) as client:
             assert client.stdin
             assert client.stdout
@@ -330,14 +339,13 @@ def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
         for machine in ("one", "two"):
             group[machine].start(*worker, **quiet)
     source = python + CONNECT.split("lab =")[1].partition("\n")[2]
-    source = WAIT + REFUSED + source + SUM + "say(lab); say(lab.islands)"
+    source = WAIT + source + SUM + "say(lab); say(lab.islands)"
     environment = {**at["env"], "DASK_CONFIG": f"{group.shared}/certs"}
     with group["note"].python(source, "tls://sched:8786", env=environment) as client:
         said = client.communicate()[0]
     assert "tls://127.0.1.1:8786" in said
-    assert "west: the workers of the island are on several machines, and JAX sends" in said
     assert "sum 28.0" in said
-    assert "2 devices, collectives in the clear>" in said
+    assert "2 devices>" in said, "nothing is in the clear"
     for machine, address in ("one", "10.77.0.2"), ("two", "10.77.0.3"):
         assert re.search(rf"west/{machine} +{machine} \({re.escape(address)}\) .* JAX \d", said)
     told = group["note"].run(*status, **at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 
@@ -20,6 +21,8 @@ SECRET = "OfNobody"
 """Eight bytes of everything that is sent: of arrays, of arguments, of a name, and printed."""
 HELLO = "PWLAB\r\n"
 """The beginning of a link's handshake."""
+MEETS = "PRI * HTTP/2.0"
+"""The beginning of a connection to the service at which hosts of an island meet."""
 CALLS = "register-client"
 """Of Dask's own messages."""
 
@@ -31,15 +34,21 @@ lab = pw.connect(sys.argv[1])
 def {SECRET}(x):
     jax.debug.print("{SECRET}")
     return x + 0
-on = [lab.slice(1, island=island.name) for island in lab.islands]
+on = [lab.slice(1) for _ in range(2)]
 west, east = (pw.jit({SECRET}, on=s) for s in on)
+both = lab.slice(2, axes=("x",))
+assert len(both.hosts) == 2 and on[0].hosts != on[1].hosts
+total = pw.jit(lambda x: x.reshape(2, -1).sum(0), on=both, in_shardings=jax.P("x"))
 array = np.frombuffer(b"{SECRET}" * 20_000, np.int32)
 for data in array[:4], array:
     assert (west(data).result() == data).all()
     there = east(west(pw.device_put(data, on[0])))
     assert (there.result() == data).all()
+    assert (total(np.concatenate([data, 0 * data])).result() == data).all()
 lab.publish("{SECRET}", there)
-print("told")
+print(lab)
+print("told", flush=True)
+input()
 """
 
 PLAIN = """
@@ -54,6 +63,20 @@ if sys.argv[1:]:
 else:
     print(reactor.listen("tcp://10.77.0.2:0", key, {"name": "b"}), flush=True)
 sys.stdin.read()
+"""
+
+SERVES = """
+import sys
+from pathways_lab.runtime.islands.jax_coordination import coordination_service
+service = coordination_service("10.77.0.2:4000", 1)
+print("serves", flush=True)
+sys.stdin.read()
+"""
+MEET = """
+from pathways_lab.runtime import jax_private
+agent = jax_private.coordination_agent("10.77.0.2:4000", 0)
+agent.connect()
+agent.shutdown()
 """
 
 STRANGER = """
@@ -97,7 +120,7 @@ from pathways_lab.timeline.records import Event, Sample, Span
 with distributed.Client(sys.argv[1]) as client: client.wait_for_workers(2)
 lab = pw.connect(sys.argv[1])
 def say(*what): print(*what, flush=True)
-on = [lab.slice(1, island=island.name) for island in lab.islands]
+on = [lab.slice(1) for _ in range(2)]
 add = [pw.jit(lambda x: x + 1, on=s) for s in on]
 say("sum", add[1](add[0](np.arange(4.0))).result().sum())
 clock = lab.session.connection.link.clock
@@ -136,8 +159,8 @@ def group(machines: Make) -> Iterator[Group]:
         machines(names, delay=DELAY, clocks=clocks),
         *("--host", "10.77.0.1", "--dashboard-address", "127.0.0.1:0"),
     )
-    for island in ("one", "two"):
-        made.worker(island, "--island", island, "--devices", "1")
+    for machine in ("one", "two"):
+        made.worker(machine, "--devices", "1")
     yield made
     made.close()
     made.machines.close()
@@ -145,12 +168,25 @@ def group(machines: Make) -> Iterator[Group]:
 
 def test_nothing_is_in_the_clear_and_a_stranger_is_refused_everywhere(group: Group) -> None:
     machines = group.machines
-    machines.sniff(SECRET, HELLO, CALLS)
+    machines.sniff(SECRET, HELLO, CALLS, MEETS)
     with group.client("note", TRAFFIC) as client:
-        said = client.communicate()[0]
-    assert said.endswith("told\n"), said
-    assert SECRET in said, "it was printed"
-    assert machines.sniff(SECRET, HELLO) == {SECRET: 0, HELLO: 0, CALLS: 0}
+        assert client.stdout
+        said = ""
+        while not said.endswith("told\n"):
+            said += (line := client.stdout.readline())
+            assert line, said
+        assert SECRET in said, "it was printed"
+        assert "2 devices>" in said, "nothing is in the clear"
+        seen = machines.sniff(SECRET, HELLO, MEETS)
+        assert seen == {SECRET: 0, HELLO: 0, CALLS: 0, MEETS: 0}
+        # Hosts that compute together open no door for that.
+        doors = [door for name in ("sched", "one", "two") for door in ports(machines[name])]
+        assert len(doors) == 7
+        with machines["note"].python(STRANGER, *doors) as stranger:
+            tried = stranger.communicate()[0].splitlines()
+        client.communicate("\n")
+    assert len(tried) == len(doors)
+    assert [told for told in tried if not told.startswith("refused")] == []
     # Without TLS it would be seen.
     with machines["one"].python(PLAIN) as there:
         assert there.stdout
@@ -158,13 +194,12 @@ def test_nothing_is_in_the_clear_and_a_stranger_is_refused_everywhere(group: Gro
         with machines["two"].python(PLAIN, address, SECRET):
             assert there.stdout.readline() == "came\n"
         there.communicate()
+    with machines["one"].python(SERVES) as there:
+        assert there.stdout
+        assert there.stdout.readline() == "serves\n"
+        machines["two"].run(sys.executable, "-c", MEET)
+        there.communicate()
     assert min(machines.sniff().values()) > 0
-    doors = [door for name in ("sched", "one", "two") for door in ports(machines[name])]
-    assert len(doors) >= 7
-    with machines["note"].python(STRANGER, *doors) as stranger:
-        tried = stranger.communicate()[0].splitlines()
-    assert len(tried) == len(doors)
-    assert [told for told in tried if not told.startswith("refused")] == []
 
 
 def test_clocks_are_compared_again_and_again_and_a_missed_pulse_is_told(group: Group) -> None:
@@ -181,7 +216,7 @@ def test_clocks_are_compared_again_and_again_and_a_missed_pulse_is_told(group: G
         told = client.stdout.read()
     assert "sum 14.0\n" in said
     assert re.search(r"^learnt [1-9] True$", said, re.M), said
-    bounds = re.search(r"^bounds one/one:(\S+) two/two:(\S+)$", told, re.M)
+    bounds = re.search(r"^bounds west/one:(\S+) west/two:(\S+)$", told, re.M)
     assert bounds, told
     for bound in bounds.groups():
         assert DELAY <= float(bound) < 1

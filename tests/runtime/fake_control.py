@@ -159,7 +159,7 @@ class Lab:
     def span(self, binding: SliceBinding) -> SliceBinding:
         """Bind a slice whose hosts compute together."""
         if self.coordination is None:
-            self.coordination = Coordination(self.folder, None)
+            self.coordination = Coordination(self.folder)
         formation = Formation.of(binding, next(self.formations), 0)
         for host in binding.hosts:
             fields = {"slice": binding.slice, "formation": pack(formation)}

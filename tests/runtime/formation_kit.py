@@ -85,7 +85,7 @@ class Island:
     def __init__(self, folder: Path, hosts: int = 2, flags: str = LONG) -> None:
         self.folder, self.flags = folder, flags
         self.lost: list[tuple[list[int], str]] = []
-        self.coordination = Coordination(folder, None, lambda n, why: self.lost.append((n, why)))
+        self.coordination = Coordination(folder, lambda n, why: self.lost.append((n, why)))
         self.coordination.start()
         self.hosts = [Host(f"h{index}", folder, flags) for index in range(hosts)]
         self._numbers = itertools.count()

@@ -53,7 +53,7 @@ def test_hosts_are_told_where_to_meet_when_all_are_there(world: World) -> None:
     world.book.waits(A, "i", 2)
     assert world.opened == [(-1, 2)]
     world.book.opened(-1, "unix:/there")
-    where = {"address": "unix:/there", "hosts": [A, B]}
+    where = {"address": "unix:/there", "number": -1, "hosts": [A, B]}
     assert world.told == [(A, "assemble", where), (B, "assemble", where)]
     assert world.ended == []
 

@@ -36,7 +36,6 @@ from pathways_lab.runtime.cluster.attach import (
 from pathways_lab.runtime.cluster.dask_plugins import ControlPlugin, HostsPlugin
 from pathways_lab.runtime.cluster.death_reports import TOPIC
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
-from pathways_lab.runtime.control_plane.directory import HostSeen, Registry
 from pathways_lab.runtime.processes.child_process import spawn
 from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
@@ -471,8 +470,8 @@ def put_elsewhere(far: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(addresses, "machine", lambda: "another")
     else:
 
-        def there(islands: Any, dask_worker: Any) -> tuple[str, str, str]:
-            return "another", dask_private.host_of_scheduler(dask_worker), "west"
+        def there(islands: Any, joined: bool, dask_worker: Any) -> tuple[str, str, str, bool]:
+            return "another", dask_private.host_of_scheduler(dask_worker), "west", joined
 
         monkeypatch.setattr(dask_plugins, "machine_of_worker", there)
 
@@ -500,33 +499,20 @@ def test_a_forwarded_port_is_called_that(far: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.cluster
-def test_an_island_of_several_machines_is_refused_unless_its_owner_trusts_the_network(
+def test_collectives_in_the_clear_are_refused_unless_their_owner_trusts_the_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def there(islands: Any, dask_worker: Any) -> tuple[str, str, str]:
-        return dask_worker.name, "10.0.0.1", "west"
+    def there(islands: Any, joined: bool, dask_worker: Any) -> tuple[str, str, str, bool]:
+        return dask_worker.name, "10.0.0.1", "west", joined
 
     monkeypatch.setattr(dask_plugins, "machine_of_worker", there)
     security = distributed.Security.temporary()
     with dask_here(protocol="tls", security=security, n_workers=2) as client:
         with pytest.raises(PathwaysError, match=r"west: the workers of the island are on several"):
-            attach_module._machines(client, "tls://there", False, "machine")
-        assert attach_module._machines(client, "tls://there", True, "machine") == "10.0.0.1"
-
-
-def test_a_host_on_another_machine_than_its_islands_is_refused() -> None:
-    def host(name: str, machine: str) -> HostSeen:
-        island = name.split("/")[0]
-        return HostSeen(name, island, 1, "cpu", 1, 1, 1, "unix:/there", False, machine=machine)
-
-    for plain in (False, True):
-        registry = Registry(plain_collectives=plain)
-        registry.hosts["west/1"] = host("west/1", "one")
-        assert registry.check_host(host("west/2", "one")) == ""
-        assert registry.check_host(host("east/2", "two")) == ""
-        wrong = "" if plain else "west/2 and west/1 are on two machines, and JAX sends"
-        assert registry.check_host(host("west/2", "two")).startswith(wrong)
-        assert bool(registry.check_host(host("west/2", "two"))) is not plain
+            attach_module._machines(client, "tls://there", False, "machine", joined=True)
+        for plain, joined in (True, True), (False, False):
+            found = attach_module._machines(client, "tls://there", plain, "machine", joined)
+            assert found == "10.0.0.1"
 
 
 @pytest.mark.cluster

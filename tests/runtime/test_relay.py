@@ -7,12 +7,13 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pathways_lab.runtime.islands import disconnect
-from pathways_lab.runtime.islands.coordination_relay import Relay
+from pathways_lab.runtime.islands.coordination_relay import Relay, to_service
 from pathways_lab.transport.addresses import private_folder, remove_folder
 
 
@@ -24,18 +25,13 @@ def folder() -> Iterator[Path]:
 
 
 class Echo:
-    """A service that returns what it gets, at a Unix or a TCP address."""
+    """A service that returns what it gets."""
 
-    def __init__(self, folder: Path | None) -> None:
-        if folder is None:
-            self.listener = socket.create_server(("127.0.0.1", 0))
-            host, port = self.listener.getsockname()
-            self.address = f"{host}:{port}"
-        else:
-            self.listener = socket.socket(socket.AF_UNIX)
-            self.listener.bind(str(folder / "echo"))
-            self.listener.listen()
-            self.address = f"unix:{folder}/echo"
+    def __init__(self, folder: Path) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(folder / "echo"))
+        self.listener.listen()
+        self.address = f"unix:{folder}/echo"
         self.accepted: list[socket.socket] = []
         self.closed = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
@@ -72,10 +68,12 @@ def ask(sock: socket.socket, data: bytes) -> bytes:
     return got
 
 
-@pytest.mark.parametrize("unix", [True, False])
-def test_bytes_pass_both_ways_and_the_near_end_closes_the_far_one(folder: Path, unix: bool) -> None:
-    service = Echo(folder if unix else None)
-    relay = Relay(service.address, folder)
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_bytes_pass_both_ways_and_the_near_end_closes_the_far_one(
+    folder: Path, elsewhere: bool
+) -> None:
+    service = Echo(folder)
+    relay = Relay(partial(to_service, service.address) if elsewhere else service.address, folder)
     with connect(relay) as sock:
         data = os.urandom(1 << 20)
         assert ask(sock, data) == data

@@ -212,7 +212,7 @@ def connect(
         a lab file, the name of a kept lab (``pw.start(keep=name)``), or None: what the environment
         variable PATHWAYS_LAB says.
     hosts_per_island: workers whose accelerators start as one runtime (None: each host for itself).
-    plain_collectives: islands may lie on several machines, and JAX send their data in the clear.
+    plain_collectives: JAX sends data between machines of an island in the clear, which is faster.
     silence: seconds without a sign of a machine after which it counts as lost (5 to 120, say).
     islands: which workers form one, where they do not say it themselves: those of a
         ``"machine"``, those of a ``"job"`` of a queueing system, each ``"worker"``, or a function

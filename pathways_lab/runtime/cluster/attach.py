@@ -196,8 +196,8 @@ def attach(
     pages: what is added to Dask's dashboard when the lab is made.
     host_module: the module that is a device process, for tests.
     tell: told what is waited for, when that takes more than a moment.
-    plain_collectives: islands may lie on several machines, although JAX sends what their hosts
-        compute together in the clear; only for the one who makes the lab.
+    plain_collectives: between machines of an island collectives go in the clear; without it they
+        go through TLS, and where they cannot the lab is refused.  Only for the one who makes it.
     silence: seconds without a sign of a machine after which it counts as lost; likewise.
     islands: which workers form an island, where they do not say it themselves (the rule is in
         :mod:`pathways_lab.runtime.cluster.membership`); likewise.
@@ -332,7 +332,9 @@ def _attach(
         if control is None:
             # Their machines decide how the lab is reached.
             await_asked(client, timeout, tell)
-            seen = _machines(client, address, wished.plain_collectives, hosts[-1])
+            *_, platform, _, members, islands = hosts
+            joined = members > 1 and platform != "cpu"
+            seen = _machines(client, address, wished.plain_collectives, islands, joined)
             client.register_plugin(ControlPlugin(seen, *wished))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
@@ -390,12 +392,18 @@ def _tell_closed(client: distributed.Client, tell: Tell) -> None:
 
 
 def _machines(
-    client: distributed.Client, address: str, plain_collectives: bool, islands: Islands
+    client: distributed.Client,
+    address: str,
+    plain_collectives: bool,
+    islands: Islands,
+    joined: bool = False,
 ) -> str | None:
     """The host at which other machines reach the scheduler's; None: client and workers are there.
 
     Machines are compared, and not names: a scheduler may call itself 127.0.1.1 and be reached
-    from everywhere.  Raises PathwaysError where others could listen, or nobody could come.
+    from everywhere.  joined: accelerators of an island start as one runtime.
+
+    Raises PathwaysError where others could listen, or nobody could come.
     """
     from pathways_lab.runtime.cluster import dask_private
     from pathways_lab.runtime.cluster.dask_plugins import (
@@ -405,9 +413,9 @@ def _machines(
     )
 
     there = client.run_on_scheduler(machine_of_scheduler)
-    seen = client.run(machine_of_worker, islands, on_error="return").values()
+    seen = client.run(machine_of_worker, islands, joined, on_error="return").values()
     told = [each for each in seen if not isinstance(each, BaseException)]
-    far = [host for machine, host, _ in told if machine != there]
+    far = [host for machine, host, *_ in told if machine != there]
     if addresses.machine() != there:
         far.insert(0, dask_private.host_of_scheduler(client))
     if not far and dask_private.is_loopback(address):
@@ -423,8 +431,10 @@ def _machines(
             "connect to an address of the scheduler's machine, or from that machine",
         )
     if not plain_collectives:
-        first = {island: machine for machine, _, island in told}
-        spread = sorted({island for machine, _, island in told if first[island] != machine})
+        first = {island: machine for machine, _, island, _ in told}
+        clear = {island for _, _, island, clear in told if clear}
+        apart = {island for machine, _, island, _ in told if first[island] != machine}
+        spread = sorted(apart & clear)
         if spread:
             raise _error(
                 f"{' and '.join(spread)}: the workers of the island are on several machines,"

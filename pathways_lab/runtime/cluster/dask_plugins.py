@@ -37,7 +37,7 @@ from weakref import WeakKeyDictionary
 import dask
 from distributed import SchedulerPlugin, WorkerPlugin
 
-from pathways_lab.runtime.cluster import dask_private
+from pathways_lab.runtime.cluster import accelerators, dask_private
 from pathways_lab.runtime.cluster.break_process import act
 from pathways_lab.runtime.cluster.dashboard_socket import Door, Pages
 from pathways_lab.runtime.cluster.death_reports import TOPIC, DeathReports
@@ -51,6 +51,7 @@ from pathways_lab.runtime.cluster.feed_worker import FEEDS
 from pathways_lab.runtime.cluster.membership import Islands, Place, devices_of, place_of
 from pathways_lab.runtime.cluster.scheduler_probe import Unreached, reach, unreached_of
 from pathways_lab.runtime.cluster.start_control_plane import ANY, ControlProcess, ControlSettings
+from pathways_lab.runtime.islands.tls_tunnel import why_clear
 from pathways_lab.runtime.processes import job, slurm
 from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
 from pathways_lab.transport import versions
@@ -75,7 +76,7 @@ class ControlPlugin(SchedulerPlugin):
     host: where hosts and clients of other machines reach the scheduler's: TCP with the
         cluster's TLS credentials.  None: all are on one machine: Unix sockets.
     pages: what to add to Dask's dashboard; None: nothing.
-    plain_collectives: islands may lie on several machines.
+    plain_collectives: collectives between machines go in the clear.
     silence, ports: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
     """
 
@@ -302,12 +303,19 @@ def machine_of_scheduler(dask_scheduler: Any = None) -> str:
     return machine()
 
 
-def machine_of_worker(islands: Islands, dask_worker: Any = None) -> tuple[str, str, str]:
-    """For ``Client.run``: a worker's machine, where it reaches the scheduler, and its island."""
+def machine_of_worker(
+    islands: Islands, joined: bool, dask_worker: Any = None
+) -> tuple[str, str, str, bool]:
+    """For ``Client.run``: a worker's machine, where it reaches the scheduler, its island, and
+    whether its host computes together with others in the clear.
+
+    joined: accelerators of an island start as one runtime.
+    """
     return (
         machine(),
         dask_private.host_of_scheduler(dask_worker),
         place_of_worker(dask_worker, islands).island,
+        bool(why_clear()) or (joined and accelerators.find() != accelerators.Found()),
     )
 
 
@@ -493,6 +501,7 @@ class HostsPlugin(WorkerPlugin):
             members=self.members,
             processors=job.processors_of(os.environ, threads),
             room=job.room_of(os.environ, limit),
+            plain_collectives=settings.plain_collectives,
         )
 
     def _left_out(self, worker: Any, error: Exception) -> None:

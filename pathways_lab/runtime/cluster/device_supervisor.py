@@ -63,6 +63,7 @@ def device_configuration(
     stand_in: bool = False,
     processors: int | None = None,
     room: int | None = None,
+    plain_collectives: bool = False,
 ) -> dict[str, Any]:
     """The configuration of a device process; the keys are those of the control plane.
 
@@ -71,7 +72,7 @@ def device_configuration(
     ``ca``, ``cert``, ``key``, or None.  members: hosts of the island whose
     accelerators start as one runtime.  stand_in: CPU devices that start as
     accelerators do, for tests.  processors, room (bytes): the most that CPU devices are made
-    of; None: what the process finds.
+    of; None: what the process finds.  plain_collectives: between machines in the clear.
     """
     return {
         "control": control,
@@ -90,6 +91,7 @@ def device_configuration(
         "stand_in": stand_in,
         "processors": processors,
         "room": room,
+        "plain_collectives": plain_collectives,
     }
 
 

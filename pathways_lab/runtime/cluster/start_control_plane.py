@@ -41,7 +41,7 @@ class ControlSettings:
     transcript: a file for what the core is told and answers, or "".
     idle: seconds without work and without a word of clients after which it ends; 0: never.
     kept: it is in use as long as a client is connected, even a silent one.
-    plain_collectives: hosts of an island may be on several machines.
+    plain_collectives: collectives between machines go in the clear.
     silence: seconds without a sign of a machine after which it counts as lost.
     ports: of doors for other machines, as addresses have them.
     """

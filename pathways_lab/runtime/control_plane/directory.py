@@ -107,6 +107,8 @@ class HostSeen:
     """The name that its machine gives itself."""
     job: str = ""
     """The number of its job, where a scheduler of jobs runs it."""
+    clear: bool = False
+    """Whether it computes together with hosts of other machines in the clear."""
     versions: dict[str, str] | None = field(default=None, compare=False)
     """Those of Python, JAX and this package, as every hello has them."""
 
@@ -170,7 +172,7 @@ class Registry:
     """Clients and hosts by name; bindings by slice; parcels by their ids."""
 
     plain_collectives: bool = False
-    """Whether an island may lie on several machines."""
+    """Whether hosts of an island on several machines may compute together in the clear."""
     clients: dict[str, ClientSeen] = field(default_factory=dict)
     hosts: dict[str, HostSeen] = field(default_factory=dict)
     down: dict[str, Fallen] = field(default_factory=dict)
@@ -254,13 +256,14 @@ class Registry:
         """
         if host.assembled or host.kind != "cpu":
             return host.island
-        return "" if self.plain_collectives else host.machine
+        return host.machine if host.clear and not self.plain_collectives else ""
 
     def _check_machine(self, host: HostSeen) -> str:
         if self.plain_collectives:
             return ""
         others = (h for h in self.hosts.values() if h.island == host.island and h.name != host.name)
-        far = next((other.name for other in others if other.machine != host.machine), "")
+        apart = (h for h in others if h.machine != host.machine and (h.clear or host.clear))
+        far = next((other.name for other in apart), "")
         if not far:
             return ""
         return f"{host.name} and {far} are on two machines, {COLLECTIVES}: {OWN_ISLANDS}"

@@ -18,6 +18,7 @@ in one place on purpose: the order of gangs must be one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import ssl
@@ -45,7 +46,7 @@ from pathways_lab.transport import auth
 from pathways_lab.transport.codec import unpack_fields
 from pathways_lab.transport.edge import Malformed, parsed
 from pathways_lab.transport.framing import TO_CONTROL
-from pathways_lab.transport.handshake import SILENCE, Refused
+from pathways_lab.transport.handshake import SILENCE, STREAM, Refused
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.reactor import Reactor
 from pathways_lab.transport.tls import server_context
@@ -69,7 +70,7 @@ class Keys:
 class ControlPlane:
     """A reactor, a rim and a core, connected.
 
-    folder, interface: where hosts that compute together meet, see
+    folder: where hosts that compute together meet, see
         :class:`pathways_lab.runtime.islands.coordination_service.Coordination`.
     wish: see :class:`pathways_lab.runtime.control_plane.driver.Rim`.
     client_address, host_address: the real ones of their listeners.
@@ -86,7 +87,6 @@ class ControlPlane:
         client_listen: str,
         host_listen: str,
         folder: Path,
-        interface: str | None = None,
         context: ssl.SSLContext | None = None,
         client_context: ssl.SSLContext | None = None,
         idle: float = 0.0,
@@ -106,7 +106,7 @@ class ControlPlane:
         self.reactor = Reactor(
             "control", self._message, self._closed, self._opened, limits=TO_CONTROL, awake=True
         )
-        self.introductions = Introductions(folder, interface, self.reactor.call_soon)
+        self.introductions = Introductions(folder, self.reactor.call_soon)
         self.assemblies = Assemblies(self.introductions, self._tell_waiting, self._end_host)
         policy_key = auth.new_key()
         policy_address = self.reactor.listen(
@@ -239,6 +239,9 @@ class ControlPlane:
         return {"role": "control", "name": "control", "topology": self.rim.registry.topology()}
 
     def _meet_host(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        if hello.get("role") == STREAM and link.certified:
+            link.taker = functools.partial(self.introductions.bring, hello.get("number"))
+            return {"role": "control", "name": "control"}
         if hello.get("role") not in ("host", "waiting"):
             raise Refused("this address is for hosts")
         try:
@@ -341,7 +344,6 @@ def main() -> None:
         config["client_listen"],
         config["host_listen"],
         Path(config["folder"]),
-        config["host"],
         context,
         client_context=server_context(config["tls"], invited=True),
         idle=config["idle"],

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import os
+import ssl
 import time
 import traceback
 from collections.abc import Callable
@@ -56,7 +57,7 @@ from pathways_lab.timeline.records import Sample
 from pathways_lab.transport.codec import pack, unpack, unpack_fields
 from pathways_lab.transport.edge import parsed
 from pathways_lab.transport.framing import Limits
-from pathways_lab.transport.handshake import SILENCE
+from pathways_lab.transport.handshake import SILENCE, STREAM, Refused, tune
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.reactor import Reactor
 
@@ -138,10 +139,12 @@ class HostRim:
             name, self.launcher, self.tenants, self.desk, self.exchange, self.reports
         )
         bindings.resolve_with(self.tenants.device)
+        if isinstance(runtime, SpanningCpuRuntime):
+            runtime.reach = self._peers.stream
         self.data_address = self.reactor.listen(
             data_listen,
             data_key,
-            self.desk.meet,
+            self._meet,
             tag="data",
             context=server_context,
             bulk=True,
@@ -210,6 +213,21 @@ class HostRim:
                 self._control.send(op, fields)
             except LinkClosed:
                 return
+
+    def _meet(self, link: Link, hello: Fields) -> Fields:
+        """Somebody has proved a key of the data door.  Raises Refused."""
+        if hello.get("role") != STREAM:
+            return self.desk.meet(link, hello)
+        runtime = self.runtime
+        if link.holder or not link.certified or not isinstance(runtime, SpanningCpuRuntime):
+            raise Refused("collectives come from hosts, with a certificate, to CPU devices")
+
+        def take(sock: ssl.SSLSocket) -> None:
+            tune(sock, self._peers.silence)
+            runtime.admit(hello.get("number"), link.name, sock)
+
+        link.taker = take
+        return {"role": "host", "name": self.name}
 
     # --- ends ---------------------------------------------------------------------------
 

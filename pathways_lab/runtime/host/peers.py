@@ -15,12 +15,13 @@ Paper: section 4.5 (direct host-to-host transfers over the DCN).
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pathways_lab.transport.handshake import SILENCE
+from pathways_lab.transport.handshake import SILENCE, stream, tune
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.reactor import Reactor
 
@@ -87,6 +88,19 @@ class Peers:
                     self._reactor.call_soon(self._connect, host, box)
                 return
         _post(link, op, fields, buffers, done)
+
+    def stream(self, number: int, host: str) -> ssl.SSLSocket:
+        """A connection to a host for the collectives of a formation; waits.
+
+        Raises OSError, AuthenticationError, WireError.
+        """
+        address = self._addresses.get(host)
+        if address is None:
+            raise ConnectionError(f"host {host} is not in the lab")
+        hello = {**self._hello, "number": number}
+        sock = stream(address, self._key, hello, self._options["context"])
+        tune(sock, self.silence)
+        return sock
 
     # --- in the reactor's thread ----------------------------------------------------
 

@@ -86,24 +86,29 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     """
     from pathways_lab.runtime.cluster import accelerators
     from pathways_lab.runtime.devices import PlatformRuntime
+    from pathways_lab.runtime.islands.coordination_relay import through_control
     from pathways_lab.runtime.islands.multi_host_runtime import (
         JoinedPlatformRuntime,
         SpanningCpuRuntime,
     )
+    from pathways_lab.runtime.islands.tls_tunnel import why_clear
     from pathways_lab.runtime.jax_private import read_flags
     from pathways_lab.transport.addresses import parse
     from pathways_lab.transport.machine_share import processors
 
     folder = Path(settings["private"])
+    beyond = settings["data_listen"].startswith("tcp")
+    service = functools.partial(through_control, settings) if beyond else None
     accelerators.unrestrained()
     if settings["platform"] != "cpu" or settings.get("stand_in"):
         there = accelerators.find() != accelerators.Found()
         if settings.get("members", 1) > 1 and (there or settings.get("stand_in")):
             from pathways_lab.runtime.islands.await_island import wait_for_island
 
-            address, hosts = wait_for_island(settings, end)
+            address, number, hosts = wait_for_island(settings, end)
             name, memory = settings["name"], settings["memory"]
-            return JoinedPlatformRuntime(name, hosts, address, folder, memory)
+            meet = address if service is None else functools.partial(service, number)
+            return JoinedPlatformRuntime(name, hosts, meet, folder, memory)
         import jax
 
         if jax.default_backend() != "cpu":
@@ -112,9 +117,16 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     _, place = parse(settings["data_listen"])
     # Other hosts of the island reach this one where they reach its data address.
     interface = "127.0.0.1" if isinstance(place, str) else place[0]
+    sealed = beyond and not settings["plain_collectives"] and not why_clear()
     devices = settings["devices"] or min(settings.get("processors") or sys.maxsize, processors())
     return SpanningCpuRuntime(
-        settings["name"], folder, devices, settings["memory"], interface, room=settings.get("room")
+        settings["name"],
+        folder,
+        devices,
+        settings["memory"],
+        None if sealed else interface,
+        room=settings.get("room"),
+        service=service,
     )
 
 
@@ -159,7 +171,10 @@ def main() -> None:
     from pathways_lab.runtime.host.compile_marks import Notes
     from pathways_lab.runtime.host.driver import HostRim
     from pathways_lab.runtime.islands import dcn_collectives
-    from pathways_lab.runtime.islands.multi_host_runtime import JoinedPlatformRuntime
+    from pathways_lab.runtime.islands.multi_host_runtime import (
+        JoinedPlatformRuntime,
+        SpanningCpuRuntime,
+    )
     from pathways_lab.transport.tls import client_context, server_context
 
     jax_private.share_contexts()
@@ -184,13 +199,15 @@ def main() -> None:
         retire=lambda reason: end(reason, RETIRED),
         notes=Notes(Path(settings["private"])),
     )
+    assembled = isinstance(rim.runtime, JoinedPlatformRuntime)
     rim.start(
         settings["control"],
         bytes.fromhex(settings["key"]),
         worker_pid=settings["worker_pid"],
         worker=settings.get("worker", ""),
         job=job.number_of(os.environ),
-        assembled=isinstance(rim.runtime, JoinedPlatformRuntime),
+        assembled=assembled,
+        clear=assembled or (isinstance(rim.runtime, SpanningCpuRuntime) and rim.runtime.plain),
     )
     child_process.report(ready=True, pid=os.getpid(), data_address=rim.data_address)
     troubles = Troubles(rim.reactor)

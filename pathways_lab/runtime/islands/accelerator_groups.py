@@ -83,7 +83,8 @@ class Assemblies:
             if assembly.number == number:
                 hosts = sorted(assembly.hosts)
                 for host in hosts:
-                    self._tell(host, "assemble", {"address": address, "hosts": hosts})
+                    fields = {"address": address, "number": number, "hosts": hosts}
+                    self._tell(host, "assemble", fields)
 
     def refused(self, number: int, reason: str) -> None:
         """There is no service for an assembly."""

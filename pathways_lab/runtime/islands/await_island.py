@@ -27,8 +27,8 @@ _JOIN_SECONDS = 30.0
 
 def wait_for_island(
     settings: dict[str, Any], end: Callable[[str], None]
-) -> tuple[str, tuple[str, ...]]:
-    """The address of the island's coordination service, and its hosts by rank.
+) -> tuple[str, int, tuple[str, ...]]:
+    """The address of the island's coordination service, its number, and its hosts by rank.
 
     settings: of the device process.  end(reason): the island is no more, now or later.
     """
@@ -50,4 +50,4 @@ def wait_for_island(
         retry=True,
     )
     fields = told.get()
-    return fields["address"], tuple(fields["hosts"])
+    return fields["address"], fields["number"], tuple(fields["hosts"])

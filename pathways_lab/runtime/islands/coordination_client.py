@@ -13,25 +13,29 @@ Paper: section 4.5.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
+from pathways_lab.runtime.islands.coordination_relay import to_service
 from pathways_lab.runtime.islands.coordination_service import Coordination, CoordinationLost
 from pathways_lab.runtime.islands.process_groups import Book
+from pathways_lab.runtime.islands.tls_tunnel import carry
 from pathways_lab.runtime.processes.child_process import ChildDied
 
 
 class Introductions:
     """Implements :class:`pathways_lab.runtime.islands.process_groups.Services` with a process.
 
-    folder, interface: see :class:`Coordination`.
+    folder: see :class:`Coordination`.
     post(function, *args): run it in the reactor's thread.
     """
 
-    def __init__(self, folder: Path, interface: str | None, post: Callable[..., None]) -> None:
+    def __init__(self, folder: Path, post: Callable[..., None]) -> None:
         self._post = post
         self._books: dict[int, Book] = {}
-        self._coordination = Coordination(folder, interface, self._lost)
+        self._addresses: dict[int, str] = {}
+        self._coordination = Coordination(folder, self._lost)
 
     @property
     def pid(self) -> int | None:
@@ -44,6 +48,7 @@ class Introductions:
 
         def done(answer: str | CoordinationLost) -> None:
             if isinstance(answer, str):
+                self._addresses[formation] = answer
                 self._post(book.opened, formation, answer)
             else:
                 self._post(book.refused, formation, str(answer))
@@ -54,9 +59,19 @@ class Introductions:
             # It could not even be started: no memory, no process left.
             self._post(book.refused, formation, str(error))
 
+    def bring(self, formation: object, sealed: ssl.SSLSocket) -> None:
+        """Carry a stream of a host on another machine to a service."""
+        try:
+            service = to_service(self._addresses[formation])  # type: ignore[index]
+        except (LookupError, TypeError, OSError):  # it has ended meanwhile
+            sealed.close()
+        else:
+            carry(service, sealed)
+
     def close(self, formation: int) -> None:
         """Nobody needs introductions there any more."""
         self._books.pop(formation, None)
+        self._addresses.pop(formation, None)
         self._coordination.close(formation)
 
     def end(self) -> None:

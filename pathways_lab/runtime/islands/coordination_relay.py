@@ -21,16 +21,26 @@ import selectors
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from pathways_lab.runtime.islands.tls_tunnel import carry
+from pathways_lab.transport.auth import AuthenticationError
+from pathways_lab.transport.framing import WireError
+from pathways_lab.transport.handshake import stream
+from pathways_lab.transport.tls import client_context
 
 _CHUNK = 65536
-_CONNECT_SECONDS = 10.0
+Upstream = Callable[[], socket.socket]
+"""A new connection to a coordination service; waits.  Raises OSError."""
 
 
 class Relay:
-    """Carries bytes between one local Unix socket and *upstream* (as gRPC names it).
+    """Carries bytes between one local Unix socket and a coordination service.
 
+    upstream: the service's own Unix socket, as gRPC names it, or what connects to it elsewhere.
     address: of the local socket, as gRPC names it.
     lost: whether the service went away.
     on_lost: called when it does, once, in the relay's thread.
@@ -40,11 +50,14 @@ class Relay:
     """
 
     def __init__(
-        self, upstream: str, folder: Path, on_lost: Callable[[], object] = lambda: None
+        self,
+        upstream: str | Upstream,
+        folder: Path,
+        on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self.lost = False
         self._on_lost = on_lost
-        self._upstream = upstream
+        self._connect = partial(to_service, upstream) if isinstance(upstream, str) else upstream
         self._folder = Path(tempfile.mkdtemp(prefix="r", dir=folder))
         path = str(self._folder / "s")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -90,7 +103,7 @@ class Relay:
         self._inner.add(inner)
         self._selector.register(inner, selectors.EVENT_READ)
         try:
-            outer = _connect(self._upstream)
+            outer = self._connect()
         except OSError:
             self._other[inner] = None
             self._lose()
@@ -132,16 +145,28 @@ class Relay:
             self._on_lost()
 
 
-def _connect(upstream: str) -> socket.socket:
-    if upstream.startswith("unix:"):
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.connect(upstream.removeprefix("unix:"))
-        except OSError:
-            sock.close()
-            raise
-        return sock
-    host, _, port = upstream.rpartition(":")
-    sock = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
-    sock.settimeout(None)
+def to_service(address: str) -> socket.socket:
+    """A connection to a coordination service of this machine.  Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(address.removeprefix("unix:"))
+    except OSError:
+        sock.close()
+        raise
     return sock
+
+
+def through_control(settings: Mapping[str, Any], number: int) -> socket.socket:
+    """A connection to a service of another machine, through the control plane's door.
+
+    settings: of the device process.  Raises OSError.
+    """
+    hello = {"name": settings["name"], "number": number}
+    key, context = bytes.fromhex(settings["key"]), client_context(settings["tls"])
+    try:
+        sealed = stream(settings["control"], key, hello, context)
+    except (AuthenticationError, WireError) as error:
+        raise ConnectionError(str(error)) from error
+    near, far = socket.socketpair()
+    carry(far, sealed)
+    return near

@@ -65,8 +65,7 @@ class Coordination:
     """The coordination process, started at the first need and again after a loss.
 
     folder: private, for its log and sockets.
-    interface: None for Unix sockets in *folder*, else the address of this
-        machine under which the hosts reach it.
+        Hosts of other machines are brought to these by the control plane.
     on_lost(formations, why): these are open and their service is gone.  Gangs
         in them go on (:mod:`pathways_lab.runtime.islands.coordination_relay`); device groups
         that never computed together before cannot meet any more.
@@ -78,11 +77,9 @@ class Coordination:
     def __init__(
         self,
         folder: Path,
-        interface: str | None = None,
         on_lost: Callable[[list[int], str], object] = lambda formations, why: None,
     ) -> None:
         self._folder = folder
-        self._interface = interface
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._now: _Incarnation | None = None
@@ -132,7 +129,7 @@ class Coordination:
         if self._ended:
             raise CoordinationLost("the lab is closing")
         if self._now is None or not self._now.child.alive:
-            configuration = {"folder": str(self._folder), "interface": self._interface}
+            configuration = {"folder": str(self._folder)}
             child = child_process.spawn(
                 MODULE, configuration, name="coordination", folder=self._folder
             )
@@ -170,22 +167,16 @@ class Coordination:
 # --- the process -------------------------------------------------------------------
 
 
-def _new_address(folder: Path, interface: str | None, number: int) -> str:
+def _new_address(folder: Path, number: int) -> str:
     """A free address, as gRPC takes it.  Raises OSError, ValueError where there is none."""
-    if interface is None:
-        path = str(folder / f"c{number}.sock")
-        family, name = addresses.parse(f"unix:{path}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        with socket.socket(family) as trial:
-            trial.bind(name)
+    path = str(folder / f"c{number}.sock")
+    family, name = addresses.parse(f"unix:{path}")
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-        return f"unix:{path}"
-    family, name = addresses.parse(f"tcp://{interface}:0")
     with socket.socket(family) as trial:
         trial.bind(name)
-        host, port = trial.getsockname()[:2]
-    return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+    os.unlink(path)
+    return f"unix:{path}"
 
 
 def main() -> None:
@@ -194,7 +185,7 @@ def main() -> None:
     configuration = child_process.configuration()
     from pathways_lab.runtime.islands.jax_coordination import coordination_service
 
-    folder, interface = Path(configuration["folder"]), configuration["interface"]
+    folder = Path(configuration["folder"])
     services: dict[int, Any] = {}
     child_process.report(ready=True)
     while True:
@@ -209,7 +200,7 @@ def main() -> None:
         try:
             if formation in services:
                 raise ValueError(f"formation {formation} is open already")
-            where = _new_address(folder, interface, formation)
+            where = _new_address(folder, formation)
             services[formation] = coordination_service(where, request["processes"])
         except Exception as error:
             child_process.report(formation=formation, refused=f"{type(error).__name__}: {error}")

@@ -37,6 +37,15 @@ def listeners() -> set[Endpoint]:
     return {own for _, own, _, accepts in _sockets() if accepts}
 
 
+def listener_at(endpoint: Endpoint) -> socket.socket:
+    """A handle of one's own of what listens there in this process.  Raises LookupError."""
+    for sock, own, _, accepts in _sockets():
+        if accepts and own == endpoint:
+            # Python's own copy would have its owner wait in it.
+            return socket.socket(fileno=os.dup(sock.fileno()))
+    raise LookupError(f"nothing listens at {endpoint[0]}:{endpoint[1]}")
+
+
 def sever(endpoints: Collection[Endpoint]) -> int:
     """Shut down this process's connections from and to these listeners; how many there were."""
     count = 0

@@ -24,8 +24,10 @@ Paper: section 4.5.
 from __future__ import annotations
 
 import gc
+import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,15 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.islands import disconnect
 from pathways_lab.runtime.islands.batch_threads import giving_way
-from pathways_lab.runtime.islands.coordination_relay import Relay
+from pathways_lab.runtime.islands.coordination_relay import Relay, Upstream
 from pathways_lab.runtime.islands.process_group import Formation
+from pathways_lab.runtime.islands.tls_tunnel import Tunnel, own_address
+from pathways_lab.transport.addresses import machine
 
 MEET_MILLISECONDS = 10**9
 _INTRODUCTION_SECONDS = 60
+Reach = Callable[[int, str], ssl.SSLSocket]
+"""A stream of a formation to a host; waits."""
 _listening = threading.Lock()
 """One communicator at a time is made, so that its port can be told from others."""
 
@@ -47,9 +53,11 @@ _listening = threading.Lock()
 class Joint:
     """The part of *host* in *formation*.
 
-    address: of the coordination service.
+    service: the coordination service, see
+        :class:`pathways_lab.runtime.islands.coordination_relay.Relay`.
     folder: private, for a socket.
-    interface: the address of this machine under which the other hosts reach it.
+    interface: the address of this machine under which the other hosts reach it; None: collectives
+        between machines go through a *tunnel*, whose streams *reach* opens.
     addresses: of the hosts, and which one is there; known when they have joined.
 
     Made without waiting; :meth:`join` does the work.
@@ -59,16 +67,22 @@ class Joint:
         self,
         formation: Formation,
         host: str,
-        address: str,
+        service: str | Upstream,
         folder: Path,
-        interface: str = "127.0.0.1",
+        interface: str | None = "127.0.0.1",
+        reach: Reach | None = None,
     ) -> None:
         self.formation = formation
         self.host = host
         self.rank = formation.rank(host)
         self.addresses: dict[str, str] = {}
         self._interface = interface
-        self._relay = Relay(address, folder, self._orphan)
+        self._own: disconnect.Endpoint | None = None
+        self._tunnel = None
+        if interface is None:
+            assert reach is not None
+            self._tunnel = Tunnel(partial(reach, formation.number))
+        self._relay = Relay(service, folder, self._orphan)
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._ended: str | None = None
@@ -151,14 +165,21 @@ class Joint:
 
     def _form(self, agent: Any) -> dict[tuple[str, int], Any]:
         formation, ranks = self.formation, range(len(self.formation.parts))
+        interface = self._interface or own_address()
         with _listening, giving_way():
             before = disconnect.listeners()
-            collectives = jax_private.cpu_collectives(agent, self._interface)
+            collectives = jax_private.cpu_collectives(agent, interface)
             ours = disconnect.listeners() - before
-        if len(ours) != 1:
+        if self._tunnel is not None:
+            # Nobody else has this address.
+            ours = {each for each in ours if each[0] == interface}
+            (self._own,) = ours
+            self._tunnel.shut(self._own)
+        elif len(ours) != 1:
             # Somebody else began to listen just now: rather not severed than the wrong ones.
             ours = set()
-        agent.key_value_set(f"lab/{self.rank}", " ".join(f"{port}@{at}" for at, port in ours))
+        told = " ".join(f"{port}@{at}" for at, port in ours)
+        agent.key_value_set(f"lab/{self.rank}", f"{told}\n{machine()}")
         own = len(formation.parts[self.rank][1])
         with giving_way():
             client = jax_private.make_joint_cpu_client(
@@ -166,9 +187,14 @@ class Joint:
             )
         for rank in ranks:
             told = agent.blocking_key_value_get(f"lab/{rank}", _INTRODUCTION_SECONDS * 1000)
-            for port, _, at in (entry.partition("@") for entry in told.split()):
+            listens, _, there = told.partition("\n")
+            for port, _, at in (entry.partition("@") for entry in listens.split()):
                 self._endpoints.add((at, int(port)))
                 self.addresses[at] = formation.parts[rank][0]
+                if self._tunnel is not None and there != machine():
+                    self._tunnel.stand_for(formation.parts[rank][0], (at, int(port)))
+                elif self._tunnel is not None and rank != self.rank:
+                    self._tunnel.open()
         devices: dict[tuple[str, int], Any] = {}
         for rank, (host, locals_) in enumerate(formation.parts):
             theirs = [d for d in client.devices() if d.process_index == rank]
@@ -195,6 +221,19 @@ class Joint:
         """End collectives in flight, with errors; how many connections there were."""
         return disconnect.sever(self._endpoints)
 
+    def admit(self, host: str, sealed: ssl.SSLSocket) -> None:
+        """A stream of another host's collectives has come."""
+        if self._tunnel is None or self._own is None or host not in self.formation.hosts:
+            sealed.close()
+        else:
+            self._tunnel.admit(sealed, host, self._own)
+
+    def why_broken(self, message: str) -> str:
+        """Why connections between hosts broke, of the *message* of a collective, in words."""
+        if self._tunnel is not None and self._tunnel.why:
+            return f"its hosts do not reach each other: {self._tunnel.why}"
+        return disconnect.reason(message, self.addresses)
+
     def bear(self, silence: float) -> None:
         """Collectives end, with errors, when a host's machine is silent for so many seconds."""
         disconnect.bear(self._endpoints, silence)
@@ -215,6 +254,8 @@ class Joint:
         if agent is not None:
             self._disconnect(agent)
             self.sever()
+        if self._tunnel is not None:
+            self._tunnel.close()
         self._settled.set()
 
     def _disconnect(self, agent: Any) -> None:

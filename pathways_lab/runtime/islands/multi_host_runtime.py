@@ -15,9 +15,12 @@ Paper: section 4.5, appendix A (pluggable runtimes).
 
 from __future__ import annotations
 
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -34,8 +37,13 @@ from pathways_lab.runtime.devices import (
     footprint_of,
 )
 from pathways_lab.runtime.islands import disconnect
-from pathways_lab.runtime.islands.coordination_relay import Relay
-from pathways_lab.runtime.islands.group_member import MEET_MILLISECONDS, Joint, forget_clients
+from pathways_lab.runtime.islands.coordination_relay import Relay, Upstream
+from pathways_lab.runtime.islands.group_member import (
+    MEET_MILLISECONDS,
+    Joint,
+    Reach,
+    forget_clients,
+)
 from pathways_lab.runtime.islands.process_group import Formation, why_hosts_stay_apart
 
 _BROKEN = "Gloo"
@@ -51,7 +59,9 @@ class SpanningCpuRuntime(CpuRuntime):
     """CPU devices that compute together with those of other hosts.
 
     folder: private, for sockets.
-    interface: the address of this machine under which the other hosts reach it.
+    interface: the address of this machine under which the other hosts reach it; None: collectives
+        between machines are encrypted, and :attr:`reach` opens the streams in which they go.
+    service: connects to the coordination service of a formation where that is elsewhere.
     patience: seconds to wait for the other hosts of a formation.
 
     The control plane says :meth:`span` before it binds a slice that spans
@@ -64,11 +74,14 @@ class SpanningCpuRuntime(CpuRuntime):
         folder: Path,
         devices: int | None = None,
         memory: int | None = None,
-        interface: str = "127.0.0.1",
+        interface: str | None = "127.0.0.1",
         patience: float = 60.0,
         room: int | None = None,
+        service: Callable[[int], socket.socket] | None = None,
     ) -> None:
         super().__init__(host, devices, memory, room)
+        self.reach: Reach | None = None
+        self._service = service
         self._folder = folder
         self._interface = interface
         self._patience = patience
@@ -102,7 +115,8 @@ class SpanningCpuRuntime(CpuRuntime):
             if apart is not None:
                 done(number, apart)
                 return
-            joint = Joint(formation, self.host, address, self._folder, self._interface)
+            service = address if self._service is None else partial(self._service, number)
+            joint = Joint(formation, self.host, service, self._folder, self._interface, self.reach)
             self._joints[number] = joint
         threading.Thread(target=self._join, args=(joint, done), daemon=True).start()
 
@@ -124,6 +138,20 @@ class SpanningCpuRuntime(CpuRuntime):
         with self._changed:
             self._changed.notify_all()
         return joint
+
+    def admit(self, number: object, host: str, sealed: ssl.SSLSocket) -> None:
+        """A stream of a formation's collectives has come from another host."""
+        with self._changed:
+            joint = self._joints.get(number) if isinstance(number, int) else None
+        if joint is None:
+            sealed.close()
+        else:
+            joint.admit(host, sealed)
+
+    @property
+    def plain(self) -> bool:
+        """Whether collectives with hosts of other machines go in the clear."""
+        return self._interface is not None
 
     def bear(self, silence: float) -> None:
         """Now and then: connections are made with the first computation of some devices."""
@@ -215,10 +243,10 @@ class SpanningCpuRuntime(CpuRuntime):
                 return number in self._over or self._spans.get(binding.slice) != number
 
             joint = self._joints.get(number)
-            addresses = {} if joint is None else joint.addresses
             told = self._changed.wait_for(known, _NEWS_SECONDS)
         if not told:
-            broken(number, disconnect.reason(failure.message, addresses))
+            text = failure.message
+            broken(number, disconnect.reason(text, {}) if joint is None else joint.why_broken(text))
         with self._changed:
             self._changed.wait_for(known, _NEWS_SECONDS)
             why = self._over.get(number)
@@ -261,7 +289,9 @@ class SpanningCpuRuntime(CpuRuntime):
 class JoinedPlatformRuntime(PlatformRuntime):
     """The devices of accelerators, of this host and of the others of its island.
 
-    address: of the island's coordination service.  hosts: by rank, this one included.
+    service: the island's coordination service, see
+        :class:`pathways_lab.runtime.islands.coordination_relay.Relay`.
+    hosts: by rank, this one included.
 
     Made before any use of JAX's devices; waits for the other hosts.  Never run
     on accelerators: tested with JAX's own CPU platform in two processes.  Slices
@@ -273,12 +303,12 @@ class JoinedPlatformRuntime(PlatformRuntime):
         self,
         host: str,
         hosts: Sequence[str],
-        address: str,
+        service: str | Upstream,
         folder: Path,
         memory: int | None = None,
     ) -> None:
         # The relay is the process's own for as long as it lives.
-        self._relay = Relay(address, folder)
+        self._relay = Relay(service, folder)
         rank = list(hosts).index(host)
         self._agent = jax_private.coordination_agent(self._relay.address, rank)
         self._agent.connect()
