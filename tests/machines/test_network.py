@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.machines.bench import Machine
+from tests.machines.bench import ROOT, Machine
 from tests.machines.conftest import Make
 from tests.machines.group import Group
 
@@ -99,6 +99,7 @@ def tries(place):
         for word in greeting, b"GET / HTTP/1.0\\r\\n\\r\\n":
             try: got = way(place, word)
             except OSError: continue
+            if b" 404 " in got[:20]: continue
             if got and got[:2] != b"\\x15\\x03": return f"{way} {place}: {got!r}"
     return f"refused at {place[0]}"
 places = [(host, int(port)) for host, _, port in (each.rpartition(":") for each in sys.argv[1:])]
@@ -106,11 +107,50 @@ with concurrent.futures.ThreadPoolExecutor(99) as pool: print(*pool.map(tries, p
 """
 
 
-def ports(machine: Machine) -> list[str]:
-    """The addresses at which others reach something on a machine."""
+NOBODY = """
+import concurrent.futures.thread, encodings.idna, os
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+"""
+"""From here on another account; what is imported later cannot be found."""
+
+ACCOUNT = f"""
+import glob, os, socket, sys
+{NOBODY}def reached():
+    for name in glob.glob("/tmp/**", recursive=True) + glob.glob("/dev/shm/**", recursive=True):
+        if name.startswith(sys.argv[1]): continue
+        try:
+            if b"{SECRET}" in open(name, "rb").read(): yield name
+        except OSError: pass
+        if os.access(name, os.W_OK) and name not in ("/tmp/", "/dev/shm/"): yield "writes " + name
+    for line in open("/proc/net/unix").read().splitlines()[1:]:
+        name = line.split()[7:]
+        for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
+            if not name: continue
+            try: socket.socket(socket.AF_UNIX, kind).connect(name[0].replace("@", "\\0"))
+            except OSError: continue
+            yield name[0]
+    for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/mem"):
+        if path.split("/")[2] == str(os.getpid()): continue
+        try: open(path, "rb").read(1)
+        except OSError: continue
+        yield path
+print(*reached(), sep="\\n")
+"""
+"""Another account of a machine looks for what it can read, write or connect to."""
+
+
+def ports(machine: Machine, loopback: bool = False) -> list[str]:
+    """The addresses at which others reach something on a machine, or its other accounts do."""
     table = machine.run("cat", "/proc/net/tcp", "/proc/net/tcp6")
     found = re.findall(r"^ *\d+: ([0-9A-F]+):([0-9A-F]{4}) \S+ 0A ", table, re.MULTILINE)
-    return sorted({f"{machine.address}:{int(port, 16)}" for at, port in found if at[-2:] != "7F"})
+    ends = {(".".join(str(byte) for byte in bytes.fromhex(at)[:-5:-1]), port) for at, port in found}
+    return sorted(
+        f"{at if at.startswith('127.') else machine.address}:{int(port, 16)}"
+        for at, port in ends
+        if at.startswith("127.") is loopback
+    )
 
 
 CLOCKS = """
@@ -166,7 +206,7 @@ def group(machines: Make) -> Iterator[Group]:
     made.machines.close()
 
 
-def test_nothing_is_in_the_clear_and_a_stranger_is_refused_everywhere(group: Group) -> None:
+def test_nothing_is_in_the_clear_and_strangers_are_refused_everywhere(group: Group) -> None:
     machines = group.machines
     machines.sniff(SECRET, HELLO, CALLS, MEETS)
     with group.client("note", TRAFFIC) as client:
@@ -184,8 +224,18 @@ def test_nothing_is_in_the_clear_and_a_stranger_is_refused_everywhere(group: Gro
         assert len(doors) == 7
         with machines["note"].python(STRANGER, *doors) as stranger:
             tried = stranger.communicate()[0].splitlines()
+        one = machines["one"]
+        own = [*ports(one), *ports(one, loopback=True)]
+        assert len(own) == 5, (
+            "two of them for collectives, one of Dask's pages, which are switched off"
+        )
+        account = STRANGER.replace("context", f"{NOBODY}context", 1).replace("out=2", "out=0.5")
+        with one.python(account, *own) as stranger:
+            tried += stranger.communicate()[0].splitlines()
+        one.run("sh", "-c", f"echo {SECRET} > /tmp/left")
+        assert one.run(sys.executable, "-c", ACCOUNT, str(ROOT)) == "/tmp/left\n"
         client.communicate("\n")
-    assert len(tried) == len(doors)
+    assert len(tried) == len(doors) + len(own)
     assert [told for told in tried if not told.startswith("refused")] == []
     # Without TLS it would be seen.
     with machines["one"].python(PLAIN) as there:
