@@ -258,6 +258,9 @@ def ends(call):
 on = {island: lab.slice(1, island=island) for island in ("west", "east")}
 add = {island: pw.jit(lambda x: x + 1, on=s) for island, s in on.items()}
 east = add["east"](np.arange(4.0))
+with lab.slice((2, 1), ("island", "x"), islands=("east", "west")) as both:
+    total = pw.jit(lambda x: x.sum(), on=both, in_shardings=P(("island", "x")))
+    say("sum over", *both.islands, total(np.arange(8.0)).result(), lab)
 say("there", add["west"](np.arange(8.0)).result().sum(), east.result().sum())
 input()
 say(ends(lambda: add["west"](np.arange(8.0)).result()))
@@ -281,6 +284,7 @@ def test_a_silent_machine_is_called_silent_when_the_lab_says_so(machines: Make) 
             said = iter(client.stdout.readline, "")
             told = list(itertools.takewhile(lambda line: line != "there 36.0 10.0\n", said))
             assert client.poll() is None, told
+            assert "sum over east west 28.0 <Lab kernel-1: 2 islands, 2 devices>\n" in told
 
             def after(what: Callable[[str], None], machine: str) -> str:
                 what(machine)

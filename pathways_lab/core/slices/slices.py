@@ -289,8 +289,8 @@ class ResourceManager:
                 pair = f"{hosts[0].name} ({hosts[0].kind}) and {host.name} ({host.kind})"
                 return Failure(
                     "refused",
-                    f"{pair} cannot compute together: islands with CPU devices do, of one machine or"
-                    " where TLS is between machines",
+                    f"{pair} cannot compute together: islands with CPU devices do, of one machine"
+                    " or of several with TLS between them",
                     "take islands of one machine; of several, where you trust the network between"
                     " them: connect with plain_collectives=True",
                 )
