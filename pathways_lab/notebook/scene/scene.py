@@ -138,7 +138,8 @@ class Scene:
             alpha=(np.float32, lambda b: 0.75 if b.kind else 1.0),
             run=(np.float64, lambda b: float(own(b.run))),
         )  # fmt: skip
-        causes, works = shared_row(-0.40, 0.30, len(WAITS)), shared_row(-0.44, 0.44, len(WORK))
+        causes = shared_row(-0.40, 0.30, len(WAITS), thick=0.2)  # disjoint, so they may overlap
+        works = shared_row(-0.44, 0.44, len(WORK))
         causes.append(causes[WAITS.index(INPUT)])  # the usual cause, when it is known
         self.waited, self.worked = (
             Strip(

@@ -142,10 +142,16 @@ class Strip:
         self._again()
 
 
-def shared_row(low: float, high: float, kinds: int) -> list[tuple[float, float]]:
-    """Edges of kinds that share a part of a row, each at a height of its own."""
-    each = (high - low) / kinds
-    return [(low + kind * each, low + (kind + 0.86) * each) for kind in range(kinds)]
+def shared_row(
+    low: float, high: float, kinds: int, thick: float = 0.0
+) -> list[tuple[float, float]]:
+    """Edges of kinds that share a part of a row, each at a height of its own.
+
+    thick: of each, where no two are there at a time; 0: as much as leaves room between them.
+    """
+    thick = thick or 0.86 * (high - low) / kinds
+    step = (high - low - thick) / max(kinds - 1, 1)
+    return [(low + kind * step, low + kind * step + thick) for kind in range(kinds)]
 
 
 def mark(row: float, kind: int, start: float, end: float, span: Span, count: int = 1) -> Bar:
