@@ -42,7 +42,7 @@ MOST_WORDS = 200
 LEAST = 0.003
 """Share of the width below which nothing is named before somebody zooms."""
 
-TALL, BESIDE = 22.0, 0.3
+TALL, BESIDE = 22.0, 0.38
 """Pixels of a lane that has room for words beside marks, and their distance in lanes."""
 
 NOTE = "hatched: still computes; thin: arrives; line: waits"
