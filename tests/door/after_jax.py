@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 before = jnp.arange(4.0)
 committed = jax.device_put(before, jax.devices()[0])
@@ -48,6 +49,8 @@ with lab.open_door("kernel") as door:
     )
     for summed in (jax.jit(whole), pw.jit(whole, on=place), pw.jit(total, on=place)):
         assert np.array_equal(summed(before), [2, 4]), summed
+    with pytest.raises(pw.PathwaysError, match=r"take slice\.mesh as it is now"):
+        pw.jit(lambda v: whole(v) + total(v), on=place)(before)
     with jax.set_mesh(mesh):
         assert np.array_equal(jax.jit(jnp.negative)(cut), -before)
         assert np.array_equal(pw.jit(jnp.negative, on=place)(before), -before)

@@ -221,6 +221,12 @@ def _in_other_words(error: Exception) -> tuple[str, str]:
             "put the with statement around the call of the program, or name the mesh where it is"
             " needed (slice.sharding(spec), shard_map(mesh=slice.mesh))",
         )
+    if isinstance(error, ValueError) and "incompatible devices" in text:
+        return (
+            f"a function has meshes over two kinds of devices ({text})",
+            "take slice.mesh as it is now: JAX's devices stand for those of a slice while a door"
+            " of its lab is open, and virtual ones before and after",
+        )
     if isinstance(error, AttributeError) and ("Tracer" in text or "traced array" in text):
         return (
             f"inside a program a value is only its shape and dtype ({text})",
