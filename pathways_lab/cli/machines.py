@@ -13,11 +13,8 @@ that was agreed on, and is closed at the end.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +22,7 @@ from typing import Any
 from pathways_lab.cli.finding import Finding
 
 LIMIT = 2.0
-"""Seconds for one connection, and for Dask's own to the scheduler."""
-BULK = 4 << 20
-"""Bytes whose way is timed."""
-WORD = 16
+"""Seconds for Dask's own connection to the scheduler."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +38,6 @@ class Facts:
     devices: int
     free: int
     versions: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Way:
-    """From one process to another's port.  seconds: a round trip.  rate: bytes/s."""
-
-    seconds: float = 0.0
-    rate: float = 0.0
-    failure: str = ""
 
 
 def worker_facts(dask_worker: Any = None) -> Facts:
@@ -82,88 +67,6 @@ def _facts(role: str, name: str, host: str, island: str, devices: int) -> Facts:
     free = available_memory()
     here = socket.gethostname()
     return Facts(role, here, name, host, machine(), island, devices, free, versions.here())
-
-
-# --- ports that are opened for a moment --------------------------------------------------------
-
-_doors: list[socket.socket] = []
-
-
-def open_door(host: str, word: bytes) -> int:
-    """For ``Client.run``: listen at *host*; the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.create_server((host, 0), family=family)
-    _doors.append(door)
-    threading.Thread(target=_serve, args=(door, word), name="doctor", daemon=True).start()
-    port: int = door.getsockname()[1]
-    return port
-
-
-def close_doors() -> None:
-    """For ``Client.run``."""
-    while _doors:
-        # Closing alone wakes nobody who waits for a connection.
-        door = _doors.pop()
-        with contextlib.suppress(OSError):
-            door.shutdown(socket.SHUT_RDWR)
-        door.close()
-
-
-def _serve(door: socket.socket, word: bytes) -> None:
-    while True:
-        try:
-            sock, _ = door.accept()
-        except OSError:
-            return
-        threading.Thread(target=_answer, args=(sock, word), name="doctor", daemon=True).start()
-
-
-def _answer(sock: socket.socket, word: bytes) -> None:
-    try:
-        with sock:
-            sock.settimeout(LIMIT)
-            if sock.recv(WORD, socket.MSG_WAITALL) == word:
-                sock.sendall(b".")
-                left = BULK
-                while left and (data := sock.recv(1 << 16)):
-                    left -= len(data)
-                sock.sendall(b".")
-    except OSError:
-        return
-
-
-def knock_at(doors: Mapping[str, tuple[str, int]], word: bytes) -> dict[str, Way]:
-    """For ``Client.run``: the ways from here to ports of others, all at the same time."""
-    ways: dict[str, Way] = {}
-
-    def one(name: str, place: tuple[str, int]) -> None:
-        ways[name] = _way(place, word)
-
-    threads = [threading.Thread(target=one, args=each) for each in doors.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return ways
-
-
-def _way(place: tuple[str, int], word: bytes) -> Way:
-    try:
-        with socket.create_connection(place, timeout=LIMIT) as sock:
-            began = time.monotonic()
-            sock.sendall(word)
-            answered = sock.recv(1)
-            met = time.monotonic()
-            sock.sendall(bytes(BULK))
-            answered += sock.recv(1)
-            ended = time.monotonic()
-    except TimeoutError:
-        return Way(failure=f"no answer from {place[0]} for {LIMIT:g} s")
-    except OSError as error:
-        return Way(failure=f"{place[0]}: {error.strerror or error}")
-    if answered != b"..":
-        return Way(failure=f"somebody else answers at {place[0]}")
-    return Way(met - began, BULK / max(ended - met, 1e-9))
 
 
 # --- the commands --------------------------------------------------------------------------------
@@ -292,7 +195,13 @@ def _alike(facts: list[Facts]) -> Iterator[Finding]:
 def _ways(client: Any, workers: Mapping[str, Facts]) -> Iterator[Finding]:
     """The scheduler's machine and every worker are reached from every worker and from here."""
     from pathways_lab.runtime.cluster import dask_private
-    from pathways_lab.runtime.cluster.scheduler_probe import PORTS
+    from pathways_lab.runtime.cluster.scheduler_probe import (
+        PORTS,
+        WORD,
+        close_doors,
+        knock_at,
+        open_door,
+    )
 
     word = secrets.token_bytes(WORD)
     at = dask_private.host_of_scheduler(client)

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from pathways_lab import cli
-from pathways_lab.cli import certificates, cluster, machines
+from pathways_lab.cli import certificates, cluster
+from pathways_lab.runtime.cluster import scheduler_probe
 
 
 def test_certificates_are_of_one_authority_and_keys_are_their_owners(tmp_path: Path) -> None:
@@ -161,12 +162,12 @@ def test_a_worker_is_started_again_until_it_is_told_to_end(
 
 
 def test_doors_of_the_doctor_open_to_who_knows_the_word() -> None:
-    word, other = b"w" * machines.WORD, b"o" * machines.WORD
-    port = machines.open_door("127.0.0.1", word)
+    word, other = b"w" * scheduler_probe.WORD, b"o" * scheduler_probe.WORD
+    port = scheduler_probe.open_door("127.0.0.1", word)
     try:
         doors = {"here": ("127.0.0.1", port)}
-        assert machines.knock_at(doors, word)["here"].rate > 0
-        assert machines.knock_at(doors, other)["here"].failure
+        assert scheduler_probe.knock_at(doors, word)["here"].rate > 0
+        assert scheduler_probe.knock_at(doors, other)["here"].failure
     finally:
-        machines.close_doors()
-    assert "refused" in machines.knock_at(doors, word)["here"].failure
+        scheduler_probe.close_doors()
+    assert "refused" in scheduler_probe.knock_at(doors, word)["here"].failure

@@ -162,6 +162,7 @@ lab = pw.connect(sys.argv[1])
 def say(*what): print(*what, flush=True)
 on = [lab.slice(1) for _ in range(2)]
 add = [pw.jit(lambda x: x + 1, on=s) for s in on]
+say("network", lab.dcn())
 say("sum", add[1](add[0](np.arange(4.0))).result().sum())
 clock = lab.session.connection.link.clock
 learnt = []
@@ -265,6 +266,10 @@ def test_clocks_are_compared_again_and_again_and_a_missed_pulse_is_told(group: G
         group.machines.plug("sched")
         told = client.stdout.read()
     assert "sum 14.0\n" in said
+    network = re.search(r"network DCN \(measured\): latency (\S+) ms, (\S+) MB/s from", said)
+    assert network, said
+    assert DELAY <= float(network[1]) / 1000 < 10 * DELAY
+    assert 0 < float(network[2]) < 4 / DELAY, "a transfer of 4 MB takes as long as one way"
     assert re.search(r"^learnt [1-9] True$", said, re.M), said
     bounds = re.search(r"^bounds west/one:(\S+) west/two:(\S+)$", told, re.M)
     assert bounds, told

@@ -9,6 +9,8 @@ islands after a gang, for as long as its collectives between islands would have
 (:mod:`pathways_lab.runtime.islands.dcn_collectives`).  It is as slow as told, never
 faster than the machine; and it is emulated, which is said wherever it is shown.
 
+Between machines there is a network: it is measured, as the doctor of a cluster does it.
+
 Rule for maintainers: only owners of the Dask cluster get here; what is held back stays
 in order.
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +29,15 @@ from typing import TYPE_CHECKING, Any
 from pathways_lab.client.lab.topology_view import Island
 from pathways_lab.client.session import failures
 from pathways_lab.runtime.cluster.break_process import act
+from pathways_lab.runtime.cluster.scheduler_probe import (
+    PORTS,
+    WORD,
+    Way,
+    close_doors,
+    knock_at,
+    open_door,
+)
+from pathways_lab.transport.addresses import machine, parse
 
 if TYPE_CHECKING:
     import distributed
@@ -36,10 +48,14 @@ FOR_EVER = 1e9
 
 @dataclass(frozen=True)
 class Dcn:
-    """latency: seconds, one way.  bandwidth: bytes per second, host to host; 0: no limit."""
+    """latency: seconds, one way.  bandwidth: bytes per second, host to host; 0: no limit.
+
+    measured: of the network that is there, the slowest way between two machines.
+    """
 
     latency: float
     bandwidth: float
+    measured: bool = False
 
     @classmethod
     def of(cls, latency: float, bandwidth: float) -> Dcn:
@@ -60,8 +76,11 @@ class Dcn:
     def __repr__(self) -> str:
         if not self.latency and not self.bandwidth:
             return "DCN: as fast as this machine"
-        rate = f"{self.bandwidth / 1e6:g} MB/s from host to host" if self.bandwidth else "no limit"
-        return f"DCN (emulated): latency {self.latency * 1e3:g} ms, {rate}"
+        rate = (
+            f"{self.bandwidth / 1e6:.4g} MB/s from host to host" if self.bandwidth else "no limit"
+        )
+        how = "measured" if self.measured else "emulated"
+        return f"DCN ({how}): latency {self.latency * 1e3:.4g} ms, {rate}"
 
 
 def emulate(dask: distributed.Client, islands: tuple[Island, ...], dcn: Dcn) -> None:
@@ -79,6 +98,35 @@ def emulate(dask: distributed.Client, islands: tuple[Island, ...], dcn: Dcn) -> 
         for host, island in of.items()
     }
     dask.run(_begin, rules)
+
+
+def measure(dask: distributed.Client) -> Dcn | None:
+    """The network between the hosts' machines; None: they are on one.
+
+    Raises PathwaysError where one does not reach another.
+    """
+    from pathways_lab.runtime.cluster.dask_plugins import door_of_host
+
+    found = {w: door for w, door in dask.run(door_of_host).items() if door is not None}
+    there = dask.run(machine, workers=list(found))
+    if len(set(there.values())) < 2:
+        return None
+    word = secrets.token_bytes(WORD)
+    doors: dict[str, tuple[str, int]] = {}
+    ways: list[Way] = []
+    try:
+        for worker, (_, address) in found.items():
+            _, place = parse(address)
+            port = dask.run(open_door, place[0], word, workers=[worker])[worker]
+            doors[worker] = str(place[0]), port
+        for worker in found:  # one after the other, or they share what is measured
+            others = {other: doors[other] for other in found if there[other] != there[worker]}
+            ways += dask.run(knock_at, others, word, workers=[worker])[worker].values()
+    finally:
+        dask.run(close_doors, workers=list(found))
+    if closed := next((way.failure for way in ways if way.failure), ""):
+        raise failures.failure("refused", f"the network cannot be measured: {closed}", PORTS)
+    return Dcn(max(way.seconds for way in ways) / 2, min(way.rate for way in ways), measured=True)
 
 
 def _begin(rules: Mapping[str, Any]) -> None:

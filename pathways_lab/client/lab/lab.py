@@ -27,7 +27,7 @@ from pathways_lab.client.functions import scopes
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab import hooks, slice_request, tags, topology_view
 from pathways_lab.client.lab.cancelling import UnderWay
-from pathways_lab.client.lab.dcn import Dcn, emulate
+from pathways_lab.client.lab.dcn import Dcn, emulate, measure
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.diagnostics import Care
 from pathways_lab.client.lab.island_admin import Elasticity
@@ -269,7 +269,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         """Have the islands be as far from each other as a network would make them (emulated).
 
         latency: seconds, one way.  bandwidth: bytes per second from each host to each host
-            of another island; 0: no limit.  Without arguments it is over.
+            of another island; 0: no limit.  Without arguments it is over, and on a lab of several
+            machines the result is the network between them, measured.
 
         For all clients of the lab, from the next bytes on; hosts that join later are as
         near as ever.  A gang of a slice that spans islands takes one latency longer for each
@@ -279,7 +280,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         told = Dcn.of(latency, bandwidth)
         with self.dask_client() as dask:
             emulate(dask, self.islands, told)
-        return told
+            found = None if told.latency or told.bandwidth else measure(dask)
+        return found or told
 
     # --- what happened -------------------------------------------------------------------
 

@@ -8,6 +8,9 @@ How: one connection of Dask's own, with a limit, in a thread that ends with it; 
 once the scheduler has answered.  Where the first attempt fails, a bare connection says whether
 anybody listens, and if not, why.
 
+The ways between machines are looked at likewise: each opens a port for a moment, at which the
+others knock.  It takes nothing but the word that was agreed on.
+
 Rule for maintainers: documented Dask API only (``distributed.comm``); the waiting thread shows.
 """
 
@@ -20,6 +23,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.runtime.processes.start_progress import Tell
@@ -30,6 +34,10 @@ PATIENCE = 1.0
 REACH = 2.0
 """Seconds for a connection where nobody asked for a wait: a network answers in less."""
 _AGAIN = 0.1
+BULK = 4 << 20
+"""Bytes whose way is timed."""
+WORD = 16
+"""Bytes of the word that is agreed on."""
 PORTS = "open the ports of these machines to each other: docs/machines.md says who connects to whom"
 
 
@@ -239,3 +247,95 @@ def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
         loop.run_until_complete(task)
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+
+
+# --- ports that are opened for a moment --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """From one process to another's port.  seconds: a round trip.  rate: bytes/s."""
+
+    seconds: float = 0.0
+    rate: float = 0.0
+    failure: str = ""
+
+
+_doors: list[socket.socket] = []
+
+
+def open_door(host: str, word: bytes) -> int:
+    """For ``Client.run``: listen at *host*; the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    door = socket.create_server((host, 0), family=family)
+    _doors.append(door)
+    threading.Thread(target=_serve, args=(door, word), name="probe", daemon=True).start()
+    port: int = door.getsockname()[1]
+    return port
+
+
+def close_doors() -> None:
+    """For ``Client.run``."""
+    while _doors:
+        # Closing alone wakes nobody who waits for a connection.
+        door = _doors.pop()
+        with contextlib.suppress(OSError):
+            door.shutdown(socket.SHUT_RDWR)
+        door.close()
+
+
+def _serve(door: socket.socket, word: bytes) -> None:
+    while True:
+        try:
+            sock, _ = door.accept()
+        except OSError:
+            return
+        threading.Thread(target=_answer, args=(sock, word), name="probe", daemon=True).start()
+
+
+def _answer(sock: socket.socket, word: bytes) -> None:
+    try:
+        with sock:
+            sock.settimeout(REACH)
+            if sock.recv(WORD, socket.MSG_WAITALL) == word:
+                sock.sendall(b".")
+                left = BULK
+                while left and (data := sock.recv(1 << 16)):
+                    left -= len(data)
+                sock.sendall(b".")
+    except OSError:
+        return
+
+
+def knock_at(doors: Mapping[str, tuple[str, int]], word: bytes) -> dict[str, Way]:
+    """For ``Client.run``: the ways from here to ports of others, all at the same time."""
+    ways: dict[str, Way] = {}
+
+    def one(name: str, place: tuple[str, int]) -> None:
+        ways[name] = _way(place, word)
+
+    threads = [threading.Thread(target=one, args=each) for each in doors.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ways
+
+
+def _way(place: tuple[str, int], word: bytes) -> Way:
+    try:
+        with socket.create_connection(place, timeout=REACH) as sock:
+            began = time.monotonic()
+            sock.sendall(word)
+            answered = sock.recv(1)
+            met = time.monotonic()
+            sock.sendall(bytes(BULK))
+            answered += sock.recv(1)
+            ended = time.monotonic()
+    except TimeoutError:
+        return Way(failure=f"no answer from {place[0]} for {REACH:g} s")
+    except OSError as error:
+        return Way(failure=f"{place[0]}: {error.strerror or error}")
+    if answered != b"..":
+        return Way(failure=f"somebody else answers at {place[0]}")
+    return Way(met - began, BULK / max(ended - met, 1e-9))
