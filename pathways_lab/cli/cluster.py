@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,12 @@ def add_to(commands: Any) -> None:
     worker.add_argument("address", help="of the scheduler: MACHINE or MACHINE:PORT")
     worker.add_argument("--island", default="", help="default: the machine is an island")
     worker.add_argument("--devices", type=int, help="default: what JAX finds")
+    worker.add_argument(
+        "--contact",
+        default="",
+        metavar="HOST",
+        help="where others reach it, behind NAT or a tunnel that forwards --ports",
+    )
     for each in (scheduler, worker):
         each.add_argument(
             "--ports", default="", metavar="A-B", help="of all doors here, but for the scheduler's"
@@ -98,10 +104,31 @@ def run(options: argparse.Namespace) -> int:
             _dask("scheduler", "--protocol", "tls", "--port", str(options.port), *host, *pages),
         )
     if options.what == "worker":
-        return work(whole(options.address), options.island, options.devices, options.ports)
+        own = _own_ports(options.ports, options.contact)
+        if isinstance(own, str):
+            print(own)
+            return 1
+        return work(whole(options.address), options.island, options.devices, own)
     from pathways_lab.cli import machines
 
     return machines.show(whole(options.address))
+
+
+def _own_ports(ports: str, contact: str) -> list[str] | str:
+    """Options with which Dask's worker listens at these ports; a text says what cannot be."""
+    if not contact:
+        return ["--worker-port", ports.replace("-", ":")] if ports else []
+    first, _, last = ports.partition("-")
+    if not last or int(first) == int(last):
+        return (
+            f"--contact {contact} needs two ports or more, which are forwarded to here from there:"
+            " for example --ports 9000-9001"
+        )
+    # Dask tells others one port, so it gets the first one and the lab the rest.
+    os.environ["DASK_PATHWAYS__PORTS"] = f"{int(first) + 1}-{last}"
+    os.environ["DASK_PATHWAYS__CONTACT"] = contact
+    told = ["--contact-address", f"tls://{contact}:{first}"]
+    return ["--listen-address", f"tls://0.0.0.0:{first}", *told]
 
 
 def examine(options: argparse.Namespace) -> int:
@@ -133,7 +160,13 @@ def whole(address: str) -> str:
     return f"{scheme or 'tls'}://{rest}" + ("" if ":" in rest else f":{PORT}")
 
 
-def work(address: str, island: str, devices: int | None, ports: str = "", machine: str = "") -> int:
+def work(
+    address: str,
+    island: str,
+    devices: int | None,
+    own: Sequence[str] = (),
+    machine: str = "",
+) -> int:
     """One worker after the other, until this process is told to end."""
     machine = machine or socket.gethostname()
     name = f"{island or machine}/{machine}"
@@ -141,7 +174,6 @@ def work(address: str, island: str, devices: int | None, ports: str = "", machin
     few = [] if devices is None else ["--nthreads", "1", "--resources", f"devices={devices}"]
     # Its web server asks nobody who he is.
     quiet = ["--no-nanny", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
-    own = ["--worker-port", ports.replace("-", ":")] if ports else []
     command = _dask("worker", address, "--name", name, *quiet, *few, *own)
     ended = threading.Event()
     process: subprocess.Popen[str] | None = None

@@ -99,6 +99,10 @@ def test_addresses() -> None:
 def test_ports_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cluster", "worker", "sched", "--ports", "a-b"]) == 1
     assert "ports is 'a-b': ports are a first and a last one" in capsys.readouterr().out
+    behind = ["cluster", "worker", "sched", "--contact", "gate"]
+    for ports in ([], ["--ports", "9000"], ["--ports", "9000-9000"]):
+        assert cli.main([*behind, *ports]) == 1
+        assert "--contact gate needs two ports or more" in capsys.readouterr().out
 
 
 @pytest.fixture

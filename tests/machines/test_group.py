@@ -167,6 +167,43 @@ def test_all_doors_are_at_the_ports_that_were_asked_for(machines: Make) -> None:
     assert "does not reach" not in told
 
 
+FORWARD = """
+import socket, sys, threading
+def carry(one, other):
+    while data := one.recv(65536): other.sendall(data)
+def forward(door, port):
+    while True:
+        near, far = door.accept()[0], socket.create_connection(("10.77.0.2", port))
+        for ends in (near, far), (far, near): threading.Thread(target=carry, args=ends).start()
+for port in 9000, 9001, 9002:
+    door = socket.create_server(("", port))
+    threading.Thread(target=forward, args=(door, port)).start()
+print("forwards", flush=True)
+"""
+
+BEHIND = """
+add = pw.jit(lambda x: x + 1, on=lab.slice(1))
+say("computed", add(np.arange(4.0)).result().sum(), lab.islands[0].hosts[0].data_address)
+"""
+
+
+def test_a_machine_is_reached_at_its_contact_address(machines: Make) -> None:
+    group_machines = machines(("sched", "inner", "gate", "note"))
+    group_machines.cut("inner", "note")
+    with (
+        group_of(group_machines, "--host", "10.77.0.1") as group,
+        group_machines["gate"].python(FORWARD) as gate,
+    ):
+        assert gate.stdout
+        assert gate.stdout.readline() == "forwards\n"
+        group.worker("inner", "--devices", "1", "--contact", "gate", "--ports", "9000-9002")
+        with group.client("note", connect(1) + BEHIND) as client:
+            told = client.communicate()[0]
+        gate.kill()
+    assert re.search(r"^computed 10\.0 tcp://gate:900[12]$", told, re.M), told
+    assert "does not reach" not in told
+
+
 BOOT = """
 on = lab.slice(1, island="east")
 add = pw.jit(lambda x: x + 1, on=on)

@@ -476,6 +476,7 @@ class HostsPlugin(WorkerPlugin):
         place = place_of_worker(worker, self.islands)
         threads, limit = dask_private.limits_of(worker)
         settings = ControlSettings.from_plain(self.control)
+        contact = dask.config.get("pathways.contact", "")
         if settings.host is None:
             if self.control["machine"] != machine():
                 raise PermissionError("; ".join(beyond(worker.address)))
@@ -485,7 +486,9 @@ class HostsPlugin(WorkerPlugin):
         else:
             pems = _pems_of(worker)
             ports = _ports_here(settings.ports)
-            data_listen = f"tcp://{dask_private.host_of(worker.address)}:{ports}"
+            # Others may reach this machine at an address that is none of its own.
+            here = "0.0.0.0" if contact else dask_private.host_of(worker.address)
+            data_listen = f"tcp://{here}:{ports}"
         return device_configuration(
             control=self.control["host_address"],
             key=settings.host_key,
@@ -502,6 +505,7 @@ class HostsPlugin(WorkerPlugin):
             processors=job.processors_of(os.environ, threads),
             room=job.room_of(os.environ, limit),
             plain_collectives=settings.plain_collectives,
+            contact=contact,
         )
 
     def _left_out(self, worker: Any, error: Exception) -> None:

@@ -64,6 +64,7 @@ def device_configuration(
     processors: int | None = None,
     room: int | None = None,
     plain_collectives: bool = False,
+    contact: str = "",
 ) -> dict[str, Any]:
     """The configuration of a device process; the keys are those of the control plane.
 
@@ -73,6 +74,7 @@ def device_configuration(
     accelerators start as one runtime.  stand_in: CPU devices that start as
     accelerators do, for tests.  processors, room (bytes): the most that CPU devices are made
     of; None: what the process finds.  plain_collectives: between machines in the clear.
+    contact: the host at which others reach this one, where that is none of this machine's own.
     """
     return {
         "control": control,
@@ -92,6 +94,7 @@ def device_configuration(
         "processors": processors,
         "room": room,
         "plain_collectives": plain_collectives,
+        "contact": contact,
     }
 
 

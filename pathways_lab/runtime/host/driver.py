@@ -88,7 +88,8 @@ class HostRim:
 
     fatal(reason): end the process.  retire(reason): end it for good.
     client_context, server_context: TLS of its links, or None.
-    notes: of what it compiles.
+    notes: of what it compiles.  contact: the host at which others reach it, where that is not the
+        one at which it listens.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class HostRim:
         server_context: Any = None,
         retire: Callable[[str], None] = lambda reason: None,
         notes: Notes = NO_NOTES,
+        contact: str = "",
     ) -> None:
         self._retire = retire
         self.name = name
@@ -141,7 +143,7 @@ class HostRim:
         bindings.resolve_with(self.tenants.device)
         if isinstance(runtime, SpanningCpuRuntime):
             runtime.reach = self._peers.stream
-        self.data_address = self.reactor.listen(
+        listens = self.reactor.listen(
             data_listen,
             data_key,
             self._meet,
@@ -152,6 +154,8 @@ class HostRim:
                 _HEADER, body=max(unfinished_bytes(runtime.memory), runtime.memory * runtime.count)
             ),
         )
+        port = listens.rpartition(":")[2]
+        self.data_address = f"tcp://{contact}:{port}" if contact else listens
 
     def start(self, control: str, key: bytes, **hello: Any) -> None:
         """Join the lab at the control plane's address, and work until the process ends."""

@@ -198,6 +198,7 @@ def main() -> None:
         server_context=server_context(tls, invited=True) if over_network else None,
         retire=lambda reason: end(reason, RETIRED),
         notes=Notes(Path(settings["private"])),
+        contact=settings.get("contact", ""),
     )
     assembled = isinstance(rim.runtime, JoinedPlatformRuntime)
     rim.start(
