@@ -128,9 +128,8 @@ class BufferDeclared(Wished):
 
 @dataclass(frozen=True, slots=True)
 class RunSubmitted(Wished):
-    """inputs: per plan input a buffer, or None for an argument in the message.  outputs: the
-    buffers that the plan's outputs become, chosen by the client.  data: see :mod:`.tags`.
-    waited: where the client waited for a value since its last run, for people."""
+    """inputs: per plan input a buffer, or None for an argument in the message.  outputs: buffers,
+    chosen by the client.  data: see :mod:`.tags`.  waited: the line that waited for a value."""
 
     run: Run
     plan: str
