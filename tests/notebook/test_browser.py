@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebook.jupyter import Lab, Page, chromium, grows, newest, wait_for_picture
+from tests.notebook.jupyter import DEAF, Lab, Page, chromium, grows, newest, wait_for_picture
 from tests.runtime.processes import until
 
 pytestmark = [
@@ -75,9 +75,9 @@ def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
 
 
 def test_without_the_server_route_a_busy_kernel_brings_the_script(page: Page, lab: Lab) -> None:
-    """First of the file: the page has to be one that has no script yet."""
+    """First of the file: a page that has no script, and a kernel that hears nothing while busy."""
     without = "import os; os.environ.pop('PATHWAYS_LAB_BOKEHJS_ROUTE')\n"
-    lab.write("bare.ipynb", [without + feed(spin=LONG)])
+    lab.write("bare.ipynb", [without + DEAF + feed(spin=LONG)])
     page.load("bare.ipynb")
     page.wait_for_kernel()
     page.start()
