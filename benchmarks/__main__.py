@@ -31,6 +31,7 @@ SHORT = {
     "following": ["--rounds", "1", "--budget", "3"],
     "training": ["--rounds", "1", "--milliseconds", "1"],
     "stamps": ["--gangs", "30"],
+    "collectives": ["--rounds", "2", "--budget", "0.05", "--largest", "64 KiB"],
     "transfer": ["--rounds", "3", "--budget", "0.02", "--largest", "4 MiB"],
 }
 """Benchmark -> its arguments; each also has a command of its own."""
