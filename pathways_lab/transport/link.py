@@ -22,7 +22,6 @@ Paper: section 4.5.
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import os
 import socket
@@ -32,7 +31,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pathways_lab.transport.clock_sync import Beat, Difference
 from pathways_lab.transport.deferred_signals import HeldBack
@@ -51,6 +50,7 @@ from pathways_lab.transport.shared_memory import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+_E = TypeVar("_E", bound=Exception)
 _VECTORS = 64
 """Pieces of memory given to the kernel in one call."""
 _OFFER = "\0offer"
@@ -67,6 +67,11 @@ _TELL = "\0tell"
 """The answer: that time, and the clock."""
 _READ_BUDGET = 4 << 20
 """Bytes read from one link before the others get their turn."""
+
+
+def _bare(error: _E) -> _E:
+    """An error like this one, without a traceback or a cause; copies have these, where Dask is."""
+    return type(error)(*error.args)
 
 
 class LinkClosed(ConnectionError):
@@ -150,7 +155,7 @@ class Link:
         self._lending = threading.Lock()
         self._closed: str | None = None
         # Why nothing more will be read, while what came before is delivered.
-        # Errors are copies, and copies are raised: a traceback has the frames of whoever wrote or
+        # Bare ones, and others like them are raised: a traceback has the frames of whoever wrote or
         # waited here, with the handles that they wait for, for as long as somebody has the link.
         self._ended: WireError | OSError | None = None
         # Why the connection broke: a socket tells that once, and then an end.
@@ -417,12 +422,12 @@ class Link:
         if isinstance(error, ConnectionResetError) or not isinstance(
             error, ConnectionError | ssl.SSLError
         ):
-            self._found = copy.copy(error)
+            self._found = _bare(error)
 
     def receive(self) -> list[Message]:
         """Read what is there.  Raises WireError, LinkClosed, OSError, after what came before."""
         if self._ended is not None:
-            raise copy.copy(self._ended)
+            raise _bare(self._ended)
         messages: list[Message] = []
         try:
             self._receive(messages)
@@ -431,7 +436,7 @@ class Link:
                 raise
             # Deliver first.  A socket tells an error only once, and a decoder that failed
             # cannot go on, so neither is asked again.
-            self._ended = copy.copy(error)
+            self._ended = _bare(error)
         return messages
 
     @property
@@ -457,7 +462,9 @@ class Link:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             if count == 0:
-                raise copy.copy(self._found) or LinkClosed(f"{self.who} closed the connection")
+                if self._found is not None:
+                    raise _bare(self._found)
+                raise LinkClosed(f"{self.who} closed the connection")
             self.heard = time.monotonic()
             budget -= count
             self._decoder.advance(count, messages)

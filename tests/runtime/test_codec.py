@@ -68,6 +68,13 @@ STORIES = st.builds(
     Stuck, st.sampled_from(["none", "deadlock", "silent"]), arrows=st.just(())
 )  # others check themselves
 
+PLANS = st.builds(
+    Plan,
+    values=st.lists(st.from_type(Value)).map(tuple),
+    steps=st.lists(st.from_type(Step)).map(tuple),
+)
+"""Their sequences may be of any kind, and are tuples when they arrive."""
+
 
 @settings(deadline=None)
 @given(st.data())
@@ -76,6 +83,7 @@ def test_every_event_and_command_survives(data: st.DataObject) -> None:
     classes = [c for c in typing.get_args(union) if c not in ENDS]
     cls = data.draw(st.sampled_from(classes))
     st.register_type_strategy(Stuck, STORIES)
+    st.register_type_strategy(Plan, PLANS)
     st.register_type_strategy(m.RunSubmitted, st.builds(m.RunSubmitted, data=DATA))
     st.register_type_strategy(Candidate, st.builds(Candidate, data=DATA.map(dict)))
     value = data.draw(

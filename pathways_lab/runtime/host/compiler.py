@@ -162,7 +162,7 @@ class Apart(Executable):
         self.calls_python = self.alone = False
         self.check = None
         self.seconds = 0.0
-        self.temporary = 0
+        self.temporary = self.crossing = 0
 
     def launch_through(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         pass
