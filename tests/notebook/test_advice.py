@@ -189,12 +189,13 @@ def test_transfers_are_named_where_a_longer_wait_is_for_what_waits_for_them(took
         cluster.records.append(Event("submitted", 0.0, run=n, **of))
         begun = cluster.gang(0, n, 0, "p", "f0", "", end, 0.3, end)
         begun = cluster.transfer(0, 1, n, 1, "p", "", begun, took)
-        end = cluster.gang(1, n, 2, "p", "f1", "", begun, 0.2, end) + 0.01
+        end = cluster.gang(1, n, 2, "p", "f1", LINE, begun, 0.2, end) + 0.01
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     said = advice(found, end)
     assert said.startswith("transfers to island1 hold it up: island1 computes ") == (took > 0.3)
     assert ("; send less, or place both" in said) == (took > 0.3)
+    assert ("(mostly before f1 (line 7: y = all(x," in said) == (took > 0.3)
 
 
 @pytest.mark.parametrize("settled", [2.0, 0.0])

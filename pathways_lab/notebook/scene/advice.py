@@ -212,7 +212,8 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
     bars = _newest(scene, start + scene.origin, island, kind)
     first, remedy = _CAUSES[cause]
     node = _most((bar.node, bar.busy) for bar in bars)
-    about = f" (mostly before {node})" if node else ""
+    line = "" if cause == INPUT else line_of(scene, node)  # that of what is waited for is told
+    about = f" (mostly before {node}{line})" if node else ""
     if cause != INPUT:
         return _told(first.format(island), remedy, island, times[island], cause, about)
     name = _made(scene, bars) or "an earlier computation"
