@@ -174,8 +174,27 @@ def test_a_host_that_is_late_is_named_where_no_device_waits_for_what_is_submitte
     ]
     found = Scene(0.0, 20.0)
     found.add(records, 1.0)
-    told = "island0/host1 is late: it ends up to 200 ms after the others of its gang; lab.stacks("
+    told = "island0/host1 is late: it ends f up to 200 ms after the others of its gang; lab.stacks("
     assert advice(found, 1.0).startswith(told) == (by > 0.1)
+
+
+def test_a_late_host_is_named_with_the_function_that_takes_it_longer():
+    """The next function ends late there, too, since it began late."""
+    hosts = [f"island0/host{n}" for n in range(3)]
+    records: list[Record] = [
+        Event("host-joined", 0.0, "island0", host, args={"devices": 1}) for host in hosts
+    ]
+    for n, host in enumerate(hosts):
+        late = 0.2 * (n == 1)
+        of = {"run": 1, "program": "p"}
+        for step, (node, start, end) in enumerate(
+            (("f", 0.0, 0.5), ("g", 0.5, 0.7 + late), ("h", 0.7 + late, 1.0 + 1.1 * late))
+        ):
+            place = ("island0", host, (0,))
+            records.append(Span("gang", start, end, *place, step=step, node=node, **of))
+    found = Scene(0.0, 20.0, final=True)
+    found.add(sorted(records, key=known_order), 1.3)
+    assert advice(found, 1.3).startswith("island0/host1 is late: it ends g up to 200 ms after")
 
 
 @pytest.mark.parametrize("took", [0.5, 0.1])

@@ -127,7 +127,8 @@ def advice(scene: Scene, now: float) -> str:
     times, client = spent(scene, start, end), _one_by_one(scene)
     settled = spent(scene, since, end) if since < start else times
     del times[""]  # all of them
-    behind = scene.alike.behind(min(start + scene.origin, now - STEADY), 0.0)
+    late_from = min(start + scene.origin, now - STEADY)
+    behind = scene.alike.behind(late_from, 0.0)
     found: list[tuple[float, Callable[[], str]]] = [
         (share, partial(_in_turn, scene, *pair, start, end))
         for pair, (share, _) in _shared(scene, since, end).items()
@@ -137,7 +138,9 @@ def advice(scene: Scene, now: float) -> str:
     for island, time in times.items():
         lately = settled[island]
         host, by = _latest(scene, behind, end - start, island)
-        function = _waited_for(scene, start, island) if host else ""
+        function = ""
+        if differed := scene.alike.slowest(host, late_from):
+            by, function = differed.by, differed.node + line_of(scene, differed.node)
         slow = slow or _late(host, by, function=function)
         seen = [cause for cause in WAITS if time.share(cause) > SEEN] or WAITS
         cause = max(seen, key=lambda cause: lately.share(cause) * _weight(cause))
@@ -145,8 +148,9 @@ def advice(scene: Scene, now: float) -> str:
         if host and cause == INPUT:
             # The devices of a late host are those that the others wait for.
             hosts = len(scene.machine.hosts_of(island))
-            share *= hosts / max(hosts - 1, 1)
-            rest = f", and the rest of {island} waits {100 * share:.0f} % of the time for it"
+            part = hosts / max(hosts - 1, 1)
+            drawn, share = time.share(cause) * part, share * part
+            rest = f", and the rest of {island} waits {100 * drawn:.0f} % of the time for it"
             tell = partial(_late, host, by, rest, function)
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
@@ -227,13 +231,6 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
     if uneven := _uneven(scene, times):
         first, remedy = uneven, f"stages of equal length wait less, and {remedy}"
     return _told(first, remedy, island, times[island], cause, about)
-
-
-def _waited_for(scene: Scene, start: float, island: str) -> str:
-    """The function for whose end devices of an island wait most, with its line; "" for none."""
-    bars = _newest(scene, start + scene.origin, island, WAITS.index(INPUT))
-    function = _made(scene, bars).partition(" on ")[0]
-    return function and function + line_of(scene, function)
 
 
 def _newest(scene: Scene, since: float, island: str, kind: int) -> list[Bar]:

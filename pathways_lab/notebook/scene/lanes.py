@@ -15,7 +15,7 @@ Paper: section 4.4 (gangs).
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -133,8 +133,21 @@ class _Ends:
 NEWEST = 64
 """Differences of a host that are remembered."""
 
-Differing = dict[str, deque[tuple[float, float]]]
-"""By host, by how much it differed, and until when that is shown, in seconds: the newest times."""
+
+class Differed(NamedTuple):
+    """A host ended or began a gang of *node* earlier or later than usual, by so many seconds.
+
+    until: when that is shown.  longer: seconds that it computed longer than usual.
+    """
+
+    by: float
+    until: float
+    longer: float
+    node: str
+
+
+Differing = dict[str, deque[Differed]]
+"""By host, the newest times that it differed."""
 
 
 @dataclass(slots=True)
@@ -152,7 +165,7 @@ class Alike:
     version: int = 0
     _told: set[tuple[int, str, tuple[Lane, ...]]] = field(default_factory=set)
     _ended: dict[tuple[int, int], _Ends] = field(default_factory=dict)
-    _pairs: dict[tuple[int, int], tuple[str, float, float]] = field(default_factory=dict)
+    _pairs: dict[tuple[int, int], tuple[str, Differed]] = field(default_factory=dict)
     """The later one of two hosts, where no third one has told yet, as in *late*."""
 
     def computed(self, slice_id: int, lanes: tuple[Lane, ...], machine: Machine) -> None:
@@ -197,12 +210,12 @@ class Alike:
             one = ends.usual
             other = next(each for each in ends.first if each is not one)
             if by := _by(one, other):
-                later = other if by > 0 else one
-                self._pairs[key] = later.host, abs(by), max(one.end, other.end)
+                usual, later = (one, other) if by > 0 else (other, one)
+                self._pairs[key] = later.host, _differed(usual, later, abs(by), gang.node)
         elif ends.hosts > 2:
             self._pairs.pop(key, None)
             for each in ends.first if ends.hosts == 3 else (took,):
-                self._differ(ends.usual, each)
+                self._differ(ends.usual, each, gang.node)
         elif len(self._ended) > KEPT:
             oldest = next(iter(self._ended))
             del self._ended[oldest]
@@ -230,21 +243,31 @@ class Alike:
     def behind(self, start: float, seen: float) -> dict[str, float]:
         """Hosts that were later than usual by more than *seen*, from *start* on, by how much."""
         out: dict[str, float] = {}
-        told = [(host, *each) for host, times in self.late.items() for each in times]
-        for host, by, until in (*told, *self._pairs.values()):
-            if until >= start and by > seen:
-                out[host] = max(by, out.get(host, 0.0))
+        for host, differed in self._later(start):
+            if differed.by > seen:
+                out[host] = max(differed.by, out.get(host, 0.0))
         return out
+
+    def slowest(self, host: str, start: float) -> Differed | None:
+        """Where a late host computed longest beyond what is usual, from *start* on."""
+        times = (differed for each, differed in self._later(start) if each == host)
+        return max(times, key=lambda each: each.longer, default=None)
+
+    def _later(self, start: float) -> Iterator[tuple[str, Differed]]:
+        told = ((host, each) for host, times in self.late.items() for each in times)
+        for host, differed in (*told, *self._pairs.values()):
+            if differed.until >= start:
+                yield host, differed
 
     def kind(self, lane: Lane) -> Hashable:
         """Devices of many hosts that are drawn in one row: all of one kind."""
         slices = frozenset(number for number, _ in self.of.get(lane, ()))
         return slices, lane.host if lane.host in self.worst else ""
 
-    def _differ(self, usual: _Took, took: _Took) -> None:
+    def _differ(self, usual: _Took, took: _Took, node: str) -> None:
         if by := _by(usual, took):
-            until = max(usual.end, took.end)
-            _note(self.late if by > 0 else self.early, took.host, abs(by), until)
+            differed = _differed(usual, took, abs(by), node)
+            _note(self.late if by > 0 else self.early, took.host, differed)
 
     def stragglers(
         self, running: Iterable[tuple[Lane, tuple[int, int], float, object]], now: float,
@@ -258,13 +281,13 @@ class Alike:
         start = min(start, now - STEADY)
         for differing in (self.late, self.early):
             for host, times in tuple(differing.items()):
-                if times[-1][1] < start:
+                if times[-1].until < start:
                     del differing[host]
-        self._pairs = {key: pair for key, pair in self._pairs.items() if pair[2] >= start}
+        self._pairs = {key: pair for key, pair in self._pairs.items() if pair[1].until >= start}
         out = {*self.behind(start, seen)}
         out |= {
             host for host, times in self.early.items()
-            if any(by > seen and until >= start for by, until in times)
+            if any(each.by > seen and each.until >= start for each in times)
         }  # fmt: skip
         still: dict[tuple[int, int], set[str]] = {}
         for lane, key, _, _ in running:
@@ -330,5 +353,10 @@ def _by(usual: _Took, took: _Took) -> float:
     return by if abs(by) > UNLIKE * longest else 0.0
 
 
-def _note(differing: Differing, host: str, by: float, until: float) -> None:
-    differing.setdefault(host, deque(maxlen=NEWEST)).append((by, until))
+def _differed(usual: _Took, took: _Took, by: float, node: str) -> Differed:
+    longer = (took.end - took.start) - (usual.end - usual.start)
+    return Differed(by, max(usual.end, took.end), longer, node)
+
+
+def _note(differing: Differing, host: str, differed: Differed) -> None:
+    differing.setdefault(host, deque(maxlen=NEWEST)).append(differed)
