@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
+from pathways_lab.notebook.scene import text
 from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.awaited import later, makers, waits_so_far
 from pathways_lab.notebook.scene.gang_number import number
@@ -19,7 +20,7 @@ from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.notebook.view.view import View
 from pathways_lab.timeline.flow import Stage
 from pathways_lab.timeline.log import Timeline
-from pathways_lab.timeline.records import Event, Span
+from pathways_lab.timeline.records import Event, Record, Span
 from pathways_lab.timeline.waits import INPUT, ORDER, TRANSFER, known_order
 from tests.notebook.synthetic import Cluster, arrival, training
 from tests.notebook.test_lanes import late
@@ -237,6 +238,34 @@ def test_an_idle_device_whose_next_gang_needs_one_that_computes_waits_for_the_or
     marks = waits_so_far(scene, 0.5)
     assert [WAITS[int(kind)] for kind in marks["kind"]] == [ORDER]
     assert (marks["left"][0], marks["right"][0]) == (0.2, 0.5)
+
+
+def test_a_card_says_behind_which_computation_a_gang_had_its_place() -> None:
+    """Of another client, on a part of its devices."""
+    place = ("island0", "island0/host0")
+    slices = {1: (0, 1), 2: (0,)}
+    records: list[Record] = [*Cluster(1, devices=2).records]
+    for number_, devices in slices.items():
+        args = {"slice": number_, "devices": [(place[1], d) for d in devices], "shape": (1,)}
+        records.append(
+            Event("slice-bound", 0.0, place[0], client="ann", args={**args, "axes": ("x",)})
+        )
+    for run, start, end, client in (
+        (1, 0.0, 0.1, "ann"),
+        (2, 0.1, 0.4, "bob"),
+        (3, 0.4, 0.5, "ann"),
+    ):
+        on, node = (2, "answer") if client == "bob" else (1, "evaluate")
+        of = {"run": run, "program": client, "client": client}
+        records += [
+            Event("submitted", 0.0, **of),
+            Span("gang", start, end, *place, slices[on], step=0, node=node,
+                 line=f"cell.py:{run}: {node}(x)", args={"slice": on}, **of),
+        ]  # fmt: skip
+    scene = Scene(0.0, 20.0)
+    scene.add(sorted(records, key=known_order), 0.6)
+    told = dict(text.card(scene, number(3, 0)).facts)["waited"]
+    assert "gang order (behind answer of bob (line 2: answer(x)))" in told
 
 
 def test_lanes_that_share_what_runs_have_gaps_of_their_own() -> None:

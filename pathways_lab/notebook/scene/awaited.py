@@ -20,6 +20,7 @@ from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS
 from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, Scene
+from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.flow import Flow
 from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
@@ -51,6 +52,18 @@ def maker(scene: Scene, run: int, step: int, until: float) -> tuple[str, str]:
         node, where = flow[last].node, flow[last].slice
     bound = scene.machine.slices.get(where)
     return node, " and ".join(bound.islands) if bound else ""
+
+
+def ahead(scene: Scene, gang: Gang, until: float) -> Bar | None:
+    """The computation that had devices of a gang's host until some moment (seconds on the records'
+    clock), and a place before it; None where it is not remembered."""
+    rows = {scene.rows.of[lane] for lane in _lanes(scene, gang) if lane in scene.rows.of}
+    before = (
+        bar for bar in scene.computed.bars.items
+        if bar.kind == GANG and bar.row in rows and bar.end <= until + SAME
+        and (bar.run, bar.step) != (gang.run, gang.step)
+    )  # fmt: skip
+    return max(before, key=lambda bar: bar.end, default=None)
 
 
 def ended_at(scene: Scene, run: int, step: int) -> float:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.scene.advice import advice, line_of
-from pathways_lab.notebook.scene.awaited import maker, makers
+from pathways_lab.notebook.scene.awaited import ahead, maker, makers
 from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import parts
@@ -26,7 +26,7 @@ from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Span, own
 from pathways_lab.timeline.text_table import TextTable
-from pathways_lab.timeline.waits import INPUT
+from pathways_lab.timeline.waits import INPUT, ORDER
 
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
@@ -213,6 +213,8 @@ def _waited(scene: Scene, gang: Gang) -> str:
             cause, causes = WAITS[bar.kind], rows.setdefault(bar.row, {})
             if cause == INPUT and any(made := maker(scene, gang.run, gang.step, bar.end)):
                 cause += f" ({' on '.join(filter(None, made))}{line_of(scene, made[0])})"
+            elif cause == ORDER and (first := ahead(scene, gang, bar.end)):
+                cause += f" (behind {first.node} of {first.client}{line_of(scene, first.node)})"
             causes[cause] = causes.get(cause, 0.0) + bar.end - bar.start
     most = max(rows.values(), key=lambda causes: sum(causes.values()), default={})
     return ", ".join(f"{duration(most[c])} {c}" for c in sorted(most, key=lambda c: -most[c]))
