@@ -139,7 +139,7 @@ def advice(scene: Scene, now: float) -> str:
         lately = settled[island]
         host, by = _latest(scene, behind, end - start, island)
         function = ""
-        if differed := scene.alike.slowest(host, late_from):
+        if host and (differed := scene.alike.slowest(host, late_from)):
             by, function = differed.by, differed.node + line_of(scene, differed.node)
         slow = slow or _late(host, by, function=function)
         seen = [cause for cause in WAITS if time.share(cause) > SEEN] or WAITS
