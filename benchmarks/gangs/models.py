@@ -211,7 +211,8 @@ class DoorTraining(PlainTraining):
 
     def start(self) -> None:
         self._lab, place = lab_and_slice(self.devices)
-        self._mesh = self._lab.open_door().mesh(place)
+        self._lab.open_door()
+        self._mesh = place.mesh
 
     def stop(self) -> None:
         self._lab.close()

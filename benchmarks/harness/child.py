@@ -29,6 +29,8 @@ from benchmarks.harness.rounds import Missing, Timed
 ROOT = Path(__file__).parents[2]
 START, ROUND, STOP = 180.0, 120.0, 20.0
 """Seconds after which a child counts as stuck."""
+REASON = 2000
+"""Characters of an error that a child tells."""
 SETTLE = 0.05
 """Seconds for heartbeats and timers that became due while it rested."""
 
@@ -69,7 +71,7 @@ def serve(make: Callable[..., Served]) -> None:
         except ImportError as error:
             answer = {"missing": f"not installed ({error})"}
         except Exception as error:
-            answer = {"failed": f"{type(error).__name__}: {error}".strip().splitlines()[0]}
+            answer = {"failed": f"{type(error).__name__}: {error}".strip()[:REASON]}
         answers.write(json.dumps(answer) + "\n")
     if served is not None:
         served.stop()
@@ -94,6 +96,9 @@ class Child:
     ) -> None:
         self.name, self.cases = name, cases
         self._command = [python, "-m", module]
+        # An environment of its own shall not find the packages of this one.
+        found = os.environ.get("PYTHONPATH") if python == sys.executable else None
+        self._path = os.pathsep.join(filter(None, [str(ROOT), found]))
         self._options = options
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -112,7 +117,7 @@ class Child:
                 text=True,
                 cwd=ROOT,
                 bufsize=1,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": self._path},
             )
         except OSError as error:
             raise Missing(f"{self._command[0]}: {error.strerror}") from error

@@ -12,13 +12,17 @@ from benchmarks.harness.child import serve
 class Echo:
     """Takes *factor* seconds per unit, without waiting for them."""
 
-    def __init__(self, factor: float = 1.0, needs: str = "", dies: str = "") -> None:
-        self.factor, self.needs, self.dies = factor, needs, dies
+    def __init__(
+        self, factor: float = 1.0, needs: str = "", dies: str = "", fails: str = ""
+    ) -> None:
+        self.factor, self.needs, self.dies, self.fails = factor, needs, dies, fails
 
     def start(self) -> None:
         print("frameworks print, and nobody may take it for an answer")
         if self.needs:
             importlib.import_module(self.needs)
+        if self.fails:
+            raise RuntimeError(self.fails)
         if self.dies:
             print(self.dies, file=sys.stderr, flush=True)
             os._exit(1)

@@ -367,6 +367,16 @@ def test_a_child_is_a_system_in_a_process_of_its_own() -> None:
     child.stop()
 
 
+def test_a_child_finds_what_its_parent_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_package_for_children.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child = Child("finds", SERVED, ("a",), needs="a_package_for_children")
+    child.start()
+    child.stop()
+
+
 def test_a_child_without_its_package_is_missing_and_one_that_dies_says_its_last_words() -> None:
     absent = Child("absent", SERVED, ("a",), needs="a_package_that_nobody_has")
     with pytest.raises(Missing, match="a_package_that_nobody_has"):
@@ -376,6 +386,10 @@ def test_a_child_without_its_package_is_missing_and_one_that_dies_says_its_last_
     with pytest.raises(Missing, match="No such file"):
         nowhere.start()
     nowhere.stop()
+    failing = Child("failing", SERVED, ("a",), fails="it ended early; its last words:\nno room")
+    with pytest.raises(RuntimeError, match="its last words:\nno room"):
+        failing.start()
+    failing.stop()
     dying = Child("dying", SERVED, ("a",), dies="out of luck")
     with pytest.raises(RuntimeError, match="its process ended; it said: out of luck"):
         dying.start()
