@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,6 +45,7 @@ class Home(Protocol):
 
     connection: Connection
     data: DataLinks
+    outputs: deque[dict[str, Any]]
 
     def wait(self, handle: Handle, done: Callable[[], bool], timeout: float | None) -> None: ...
 
@@ -206,10 +208,10 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         Raises PathwaysError when it failed.  Ctrl-C cancels, of its run and of those that it
         waits for, what is not granted.
         """
-        if self._buffer.done:  # of hundreds of arrays only the first is waited for
-            self._session.flush_outputs()
-        else:
+        if not self._buffer.done:  # of hundreds of arrays only the first is waited for
             self._session.wait(self, lambda: self._buffer.done, None)
+        elif self._session.outputs:
+            self._session.flush_outputs()
         self._check()
         return self
 
@@ -258,8 +260,10 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         return value
 
     def _check(self) -> None:
-        failure = self.failure
-        if failure is not None:
+        bundle = self._bundle
+        if self._ended or self._buffer.failure or (bundle is not None and bundle.ended):
+            failure = self.failure
+            assert failure is not None
             raise PathwaysError(failure)
 
     def __await__(self) -> Generator[Any, None, Any]:
