@@ -217,11 +217,19 @@ def test_unread_entries_are_bounded_by_their_records() -> None:
     assert 80 < len(record_encoding.read([entry for batch, _ in held for entry in batch])) <= 100
 
 
-def test_device_processes_share_few_heaps_unless_a_user_wants_others(
+def test_device_processes_have_a_heap_for_each_processor_unless_a_user_wants_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-    assert heaps()["MALLOC_ARENA_MAX"] == "2"
+    for processors, heap in ((1, "2"), (2, "2"), (16, "16")):
+        monkeypatch.setattr(
+            "pathways_lab.transport.machine_share.os.cpu_count", lambda n=processors: n
+        )
+        monkeypatch.setattr(
+            "pathways_lab.transport.machine_share.os.sched_getaffinity",
+            lambda _, n=processors: range(n),
+        )
+        assert heaps()["MALLOC_ARENA_MAX"] == heap
     monkeypatch.setitem(os.environ, "MALLOC_ARENA_MAX", "7")
     assert heaps()["MALLOC_ARENA_MAX"] == "7"
     monkeypatch.setitem(os.environ, "GLIBC_TUNABLES", "glibc.malloc.tcache_count=3")
