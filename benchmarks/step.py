@@ -3,9 +3,10 @@
     python -m benchmarks.step [--models "GPT, 2 layers" "MLP, 4 layers"] [--devices 1 4]
 
 A step is forward, backward and update with optax's adamw, as one function that overwrites its
-state: language models of 2, 4 and 12 layers and a multilayer perceptron, on one device and on four
-of one host (:mod:`benchmarks.gangs.models`).  First losses are those of plain JAX on one device, or
-the system is left out.  The systems take turns, and those whose turn it is not are stopped.
+state: language models of 2, 4 and 12 layers, a multilayer perceptron and a convolutional network,
+on one device and on four of one host (:mod:`benchmarks.gangs.models`).  First losses are those of
+plain JAX on one device, or the system is left out.  The systems take turns, and those whose turn
+it is not are stopped.
 """
 
 from __future__ import annotations

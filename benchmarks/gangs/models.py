@@ -1,10 +1,10 @@
 """Training steps of real models, each forward, backward and update as one donated function.
 
-Language models of 2, 4 and 12 layers (:mod:`pathways_lab.workloads.language`) and a multilayer
-perceptron, with optax's adamw.  Their state is dozens to hundreds of arrays; examples are cut over
-the devices, everything else is copied to all of them.  Plain JAX runs a step in its one process
-on as many devices as the lab's host has, the lab on one host; through the door JAX's own code
-runs on the lab's devices.
+Language models of 2, 4 and 12 layers (:mod:`pathways_lab.workloads.language`), a multilayer
+perceptron and a convolutional network, with optax's adamw.  Their state is dozens to hundreds of
+arrays; examples are cut over the devices, everything else is copied to all of them.  Plain JAX
+runs a step in its one process on as many devices as the lab's host has, the lab on one host;
+through the door JAX's own code runs on the lab's devices.
 
 Rule for maintainers: both systems get the same functions, and their first losses are compared
 with those of plain JAX on one device before anything is timed.
@@ -22,7 +22,8 @@ from benchmarks.harness.child import Served, serve
 
 LAYERS = {f"GPT, {blocks} layers": blocks for blocks in (2, 4, 12)}
 MLP = "MLP, 4 layers"
-MODELS = (*LAYERS, MLP)
+CONVOLUTION = "Convolution, 4 layers"
+MODELS = (*LAYERS, MLP, CONVOLUTION)
 WIDE = "GPT, 4 layers, wide"
 """50 million numbers, for accelerators."""
 EXAMPLES = 8
@@ -43,35 +44,7 @@ def model(case: str) -> tuple[Callable[..., Any], Any, Any]:
     import numpy as np
     import optax
 
-    from pathways_lab.workloads import language
-
-    loss: Callable[..., Any]
-    if case in (*LAYERS, WIDE):
-        size = (
-            language.Size(4, width=1024, hidden=4096, heads=16, context=512)
-            if case == WIDE
-            else language.Size(LAYERS[case], width=64, hidden=256, heads=4, context=32)
-        )
-        own: Any = language.parameters(size)
-        batch = next(language.batches(size, EXAMPLES))
-
-        def loss(own: Any, symbols: Any, labels: Any) -> Any:
-            return language.plain_loss(size, own, symbols, labels)
-
-    else:
-        rng = np.random.default_rng(0)
-        own = [
-            {"w": (rng.normal(size=(128, 128)) / 11).astype(np.float32), "b": np.zeros(128, "f4")}
-            for _ in range(4)
-        ]
-        x = rng.normal(size=(EXAMPLES * 8, 128)).astype(np.float32)
-        batch = x, np.tanh(x)
-
-        def loss(own: Any, x: Any, y: Any) -> Any:
-            for layer in own:
-                x = jax.nn.tanh(x @ layer["w"] + layer["b"])
-            return ((x - y) ** 2).mean()
-
+    own, batch, loss = _PARTS.get(case, _language)(case)
     adamw = optax.adamw(1e-3)
 
     def step(state: Any, batch: Any) -> Any:
@@ -82,6 +55,70 @@ def model(case: str) -> tuple[Callable[..., Any], Any, Any]:
 
     moments = jax.tree.map(np.asarray, adamw.init(own))
     return step, (own, moments), batch
+
+
+Parts = tuple[Any, Any, Callable[..., Any]]
+"""Parameters, a batch, and the loss of both."""
+
+
+def _language(case: str) -> Parts:
+    from pathways_lab.workloads import language
+
+    size = (
+        language.Size(4, width=1024, hidden=4096, heads=16, context=512)
+        if case == WIDE
+        else language.Size(LAYERS[case], width=64, hidden=256, heads=4, context=32)
+    )
+
+    def loss(own: Any, symbols: Any, labels: Any) -> Any:
+        return language.plain_loss(size, own, symbols, labels)
+
+    return language.parameters(size), next(language.batches(size, EXAMPLES)), loss
+
+
+def _perceptron(case: str) -> Parts:
+    import jax
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    own = [
+        {"w": (rng.normal(size=(128, 128)) / 11).astype(np.float32), "b": np.zeros(128, "f4")}
+        for _ in range(4)
+    ]
+    x = rng.normal(size=(EXAMPLES * 8, 128)).astype(np.float32)
+
+    def loss(own: Any, x: Any, y: Any) -> Any:
+        for layer in own:
+            x = jax.nn.tanh(x @ layer["w"] + layer["b"])
+        return ((x - y) ** 2).mean()
+
+    return own, (x, np.tanh(x)), loss
+
+
+def _convolution(case: str) -> Parts:
+    import jax
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    own = [
+        {"w": (rng.normal(size=(3, 3, n, 32)) / 12).astype(np.float32), "b": np.zeros(32, "f4")}
+        for n in (3, 32, 32, 32)
+    ]
+    x = rng.normal(size=(EXAMPLES, 32, 32, 3)).astype(np.float32)
+    y = np.sign(rng.normal(size=(EXAMPLES, 32))).astype(np.float32)
+
+    def loss(own: Any, x: Any, y: Any) -> Any:
+        for layer in own:
+            x = jax.lax.conv_general_dilated(
+                x, layer["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = jax.nn.relu(x + layer["b"])
+        return ((x.mean((1, 2)) - y) ** 2).mean()
+
+    return own, (x, y), loss
+
+
+_PARTS = {MLP: _perceptron, CONVOLUTION: _convolution}
 
 
 def first_losses(case: str) -> list[float]:
