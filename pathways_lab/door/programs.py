@@ -159,7 +159,8 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     skip = said.tokens
     placed = [*named[skip : len(ins)], *named[len(ins) + skip :]]
     platform = PLATFORMS.get(kind, kind)
-    blob = _export(module, name, ins[skip:], outs[skip:], placed, len(devices), platform)
+    made = modules.exported(module, name, ins[skip:], outs[skip:], placed, len(devices), platform)
+    blob = bytes(made.serialize())
     python = bool(calls or said.tokens)
     if python:
         blob = _calling(module, blob, remote, ends, said.tokens)
@@ -283,22 +284,3 @@ def _fitting(
             layout = None if uneven or layout.devices != devices else layout
         fitting.append(layout)
     return fitting
-
-
-def _export(
-    module: bytes,
-    name: str,
-    ins: tuple[ArrayType, ...],
-    outs: tuple[ArrayType, ...],
-    placed: Sequence[Layout | None],
-    devices: int,
-    platform: str,
-) -> bytes:
-    """The module as ``jax.export`` would have written it."""
-    made = modules.exported(module, name, ins, outs, placed, devices, platform)
-    try:
-        return bytes(made.serialize())
-    except KeyError as unknown:
-        dtype = unknown.args[0]
-        text = f"computations that take or return arrays of {dtype}: jax.export cannot write it"
-        raise Status(UNIMPLEMENTED, text) from None

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from jax._src import checkify as _checkify
 from jax._src import config as _config
@@ -37,6 +38,7 @@ from jax._src import pjit as _pjit
 from jax._src import source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import _export
+from jax._src.export import serialization as _serialization
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
@@ -226,6 +228,11 @@ def share_contexts() -> None:
     """All that JAX lowers in this process from now on is in shared contexts."""
     vars(_mlir)["make_ir_context"] = shared_context
 
+
+for _number, _type in enumerate((ml_dtypes.int2, ml_dtypes.uint2), start=100):
+    # XLA computes with these, but JAX's exports have no number for them.
+    if (_dtype := np.dtype(_type)) not in _serialization._dtype_to_dtype_kind:
+        _serialization.register_dtype_kind(_dtype, _number)
 
 _export_lock = threading.Lock()
 _exporting = 0

@@ -551,8 +551,8 @@ def test_what_jax_lowered_is_let_go_with_each_export(
 
 def test_a_dtype_that_cannot_travel_is_named(fake: FakeLab) -> None:
     f = pw.jit(lambda x: x, on=fake.slice(2))
-    with pytest.raises(pw.PathwaysError, match=r"'<lambda>' takes or returns an array of int2"):
-        f(jnp.zeros(4, jnp.int2))
+    with pytest.raises(pw.PathwaysError, match=r"'<lambda>' takes or returns an array of int1"):
+        f(jnp.zeros(4, jnp.int1))
 
 
 NO_DTYPES = [

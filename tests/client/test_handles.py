@@ -370,7 +370,7 @@ def test_operators_are_programs_of_one_node(fake: FakeLab, double: Any, name: st
     np.testing.assert_allclose(np.asarray(op(np.ones(8), h)), op(np.ones(8), V * 2), rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int4", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int32", "int4", "int2", "bfloat16"])
 def test_powers_of_whole_numbers_are_those_of_jax(fake: FakeLab, dtype: str) -> None:
     x = jnp.array([-2, 1, 0, 2], dtype)
     h = pw.device_put(x, fake.slice(4))

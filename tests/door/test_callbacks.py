@@ -30,7 +30,9 @@ def remote(folder: Path, number: int, ordered: bool = False) -> Remote:
     return pickle.loads(pickle.dumps(Remote(str(folder / "callbacks"), SECRET, number, ordered)))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.bool_, ml_dtypes.bfloat16, ml_dtypes.int4])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.bool_, ml_dtypes.bfloat16, ml_dtypes.int4, ml_dtypes.int2]
+)
 def test_arrays_go_there_and_back(folder, callables, dtype):
     number = callables.keep(lambda x, y: (y, x))
     x, y = np.ones((2, 3), dtype), np.zeros((), np.int32)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
-import jax
 import numpy as np
 import pytest
 from jax._src.interpreters import mlir
@@ -293,17 +292,6 @@ def test_a_callback_without_its_number_is_refused(client):
     with pytest.raises(Status, match="a callback that JAX has not made") as refused:
         client.ask("compile_request", Requests.compile(replace(code, module=module)))
     assert refused.value.code == INVALID
-
-
-def test_an_element_type_that_jax_cannot_export_is_refused_by_its_name(client):
-    struct = jax.ShapeDtypeStruct(KIND.shape, "float32")
-    with mlir.make_ir_context():
-        text = jax.jit(lambda x: x.astype("int2")).lower(struct).as_text()
-        module = artefact(ir.Module.parse(text))
-    made = Requests.compile(replace(codes()[0], module=module))
-    with pytest.raises(Status, match="arrays of int2: jax") as refused:
-        client.ask("compile_request", made)
-    assert refused.value.code == UNIMPLEMENTED
 
 
 def test_options_without_a_device_are_refused(client):

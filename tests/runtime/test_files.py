@@ -77,7 +77,9 @@ def test_any_cut_is_read_in_any_other(tmp_path: Path, data: Any) -> None:
     np.testing.assert_array_equal(made, array)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "int4", "uint4", "bool", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float8_e5m2", "int4", "uint4", "int2", "bool", "complex64"]
+)
 def test_dtypes_that_numpy_lacks_are_kept_to_the_bit(tmp_path: Path, dtype: str) -> None:
     array = jnp.array([1, 0, 3, 7], dtype)
     written(tmp_path, array, cut(("y",)))
