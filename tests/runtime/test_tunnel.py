@@ -35,12 +35,13 @@ def pems() -> dict[str, str]:
     return found
 
 
-def sealed_pair(pems: dict[str, str]) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
-    """Both ends of a connection with mutual TLS."""
+def sealed_pair(pems: dict[str, str], invited: bool = False) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+    """Both ends of a connection with mutual TLS.  invited: the first has no certificate."""
     with socket.create_server(("127.0.0.1", 0)) as there:
         near = socket.create_connection(there.getsockname(), 10)
         far, _ = there.accept()
-    server, client = server_context(pems), client_context(pems)
+    server = server_context(pems, invited=invited)
+    client = client_context({"ca": pems["ca"]} if invited else pems)
     assert server
     assert client
     ends: list[ssl.SSLSocket] = []
@@ -48,9 +49,20 @@ def sealed_pair(pems: dict[str, str]) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
         target=lambda: ends.append(server.wrap_socket(far, server_side=True))
     )
     accepting.start()
-    ends.append(client.wrap_socket(near))
+    calling = client.wrap_socket(near)
     accepting.join()
-    return ends[0], ends[1]
+    # The accepting end's hello comes last, so nothing of this TLS is under way after it.
+    ends[0].sendall(b"hello")
+    assert calling.recv(10) == b"hello"
+    return calling, ends[0]
+
+
+def carried(sealed: ssl.SSLSocket) -> socket.socket:
+    """The near end of what is carried to a stream."""
+    near, near_end = socket.socketpair()
+    near.settimeout(30)
+    carry(near_end, sealed)
+    return near
 
 
 def test_bytes_go_both_ways_at_once_and_the_end_of_one_side_is_the_end(
@@ -58,12 +70,8 @@ def test_bytes_go_both_ways_at_once_and_the_end_of_one_side_is_the_end(
 ) -> None:
     """As many as no buffer on the way takes: neither direction waits for the other."""
     one, other = sealed_pair(pems)
-    (near, near_end), (far, far_end) = socket.socketpair(), socket.socketpair()
-    carry(near_end, one)
-    carry(far_end, other)
+    near, far = carried(one), carried(other)
     data = os.urandom(8 << 20)
-    for end in (near, far):
-        end.settimeout(30)
     senders = [threading.Thread(target=end.sendall, args=(data,)) for end in (near, far)]
     got = {near: bytearray(), far: bytearray()}
 
@@ -82,6 +90,16 @@ def test_bytes_go_both_ways_at_once_and_the_end_of_one_side_is_the_end(
     assert far.recv(100) == b"last words"
     assert far.recv(100) == b""
     far.close()
+
+
+def test_who_shows_no_certificate_is_not_carried(pems: dict[str, str]) -> None:
+    client, server = sealed_pair(pems, invited=True)
+    guest, host = carried(client), carried(server)
+    guest.sendall(b"let me in")
+    assert host.recv(100) == b""
+    assert guest.recv(100) == b""
+    for end in (guest, host):
+        end.close()
 
 
 @pytest.fixture
@@ -124,10 +142,11 @@ def test_gloos_own_port_is_shut_but_for_what_a_tunnel_brings(
     door.settimeout(10)
     came, _ = door.accept()
     came.settimeout(10)
-    here.sendall(b"hello")
+    caller = carried(here)
+    caller.sendall(b"hello")
     assert came.recv(10) == b"hello"
     came.close()
-    here.close()
+    caller.close()
     assert not calls(door)
     tunnel.open()
     assert calls(door)
@@ -154,11 +173,12 @@ def test_a_tunnel_takes_connections_of_its_own_account_alone(
     monkeypatch.undo()
     with socket.create_connection(at, 10) as own:
         assert owner_of(own.getsockname()) == os.getuid()
+        far = carried(here)
         own.sendall(b"hello")
-        assert here.recv(10) == b"hello"
+        assert far.recv(10) == b"hello"
     assert asked == ["west/two"]
     tunnel.close()
-    here.close()
+    far.close()
 
 
 def test_a_host_that_is_not_reached_is_named(door: socket.socket) -> None:

@@ -26,7 +26,6 @@ import contextlib
 import ctypes
 import os
 import secrets
-import select
 import socket
 import ssl
 import struct
@@ -35,6 +34,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from pathways_lab.runtime.islands.disconnect import Endpoint, listener_at
 from pathways_lab.transport.auth import AuthenticationError
@@ -43,7 +43,8 @@ from pathways_lab.transport.handshake import is_silence
 
 _CHUNK = 1 << 18
 _RECORD = 1 << 14
-"""Bytes of a full TLS record; after a shorter one nothing more is to be expected soon."""
+"""Bytes of a full TLS record."""
+_GREETING_SECONDS = 10.0
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
 """The numbers of Linux for the filter of a socket; Python has no names for them."""
 _NOBODY = ("0.0.0.0", 0)
@@ -175,6 +176,63 @@ class Tunnel:
         carry(plain, sealed, silent)
 
 
+class _Sealed:
+    """The socket of a stream, over which TLS begins anew after the hellos, with records in memory.
+
+    Python's own TLS sockets take a system call or two for each record of 16 KiB.  The last hello
+    is the accepting end's, so nothing of the first TLS is under way any more.
+    """
+
+    def __init__(self, sealed: ssl.SSLSocket) -> None:
+        self._came, self._to_go = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = sealed.context.wrap_bio(self._came, self._to_go, bool(sealed.server_side))
+        self._using = threading.Lock()
+        self._buffer = memoryview(bytearray(_CHUNK))
+        self.sock = socket.socket(fileno=sealed.detach())
+
+    def greet(self) -> None:
+        """Wait until both ends have shown their certificates.  Raises OSError."""
+        self.sock.settimeout(_GREETING_SECONDS)
+        greeted = False
+        while not greeted:
+            try:
+                self._tls.do_handshake()
+                greeted = True
+            except ssl.SSLWantReadError:
+                pass
+            self.sock.sendall(self._to_go.read())
+            if not greeted and not self._hear():
+                raise ConnectionError("the other end closed the connection")
+        # The door takes invited clients, too, who have none.
+        if not self._tls.getpeercert(True):
+            raise ConnectionError("the other end shows no certificate")
+        self.sock.settimeout(None)
+
+    def send(self, data: memoryview) -> None:
+        """Waits until the system has taken all of it.  Raises OSError."""
+        with self._using:
+            self._tls.write(data)
+            records = self._to_go.read()
+        self.sock.sendall(records)
+
+    def receive(self, buffer: memoryview) -> int:
+        """Wait for bytes, at least a record where one is full; 0: the end.  Raises OSError."""
+        count = 0
+        while not count:
+            if not self._came.pending and not self._hear():
+                return 0
+            with self._using, contextlib.suppress(ssl.SSLWantReadError):
+                while self._came.pending and count + _RECORD <= len(buffer):
+                    # It counts bytes where it is given a place for them.
+                    count += cast(int, self._tls.read(_RECORD, buffer[count:]))
+        return count
+
+    def _hear(self) -> int:
+        count = self.sock.recv_into(self._buffer)
+        self._came.write(self._buffer[:count])
+        return count
+
+
 def carry(
     plain: socket.socket,
     sealed: ssl.SSLSocket,
@@ -183,43 +241,21 @@ def carry(
     """Carry bytes between two connections, both ways, until one of them ends; then both do.
 
     silent(error): the other machine was silent for too long.  Two threads, which wait for one end
-    each: so neither direction holds up the other.
+    each: so neither direction holds up the other.  At the far end, too, the stream is carried.
     """
-    sealed.setblocking(False)
-    using = threading.Lock()
-    ended: list[str] = []
+    far = _Sealed(sealed)
 
     def outward() -> None:
         buffer = memoryview(bytearray(_CHUNK))
-        ready = select.poll()
-        ready.register(sealed, select.POLLOUT)
         while count := plain.recv_into(buffer):
-            left = buffer[:count]
-            while left:
-                try:
-                    with using:
-                        left = left[sealed.send(left) :]
-                except ssl.SSLWantWriteError:
-                    _wait(ready, sealed)
+            far.send(buffer[:count])
 
     def inward() -> None:
+        far.greet()
+        other.start()
         buffer = memoryview(bytearray(_CHUNK))
-        ready = select.poll()
-        ready.register(sealed, select.POLLIN)
-        while True:
-            count, last = 0, _RECORD
-            try:
-                while last == _RECORD and count + _RECORD <= _CHUNK:
-                    with using:
-                        last = sealed.recv_into(buffer[count:])
-                    count += last
-            except ssl.SSLWantReadError:
-                if not count:
-                    _wait(ready, sealed)
-            if count:
-                plain.sendall(buffer[:count])
-            if not last:
-                return
+        while count := far.receive(buffer):
+            plain.sendall(buffer[:count])
 
     def until_end(work: Callable[[], None]) -> None:
         try:
@@ -227,28 +263,19 @@ def carry(
         except OSError as error:
             if is_silence(error):
                 silent(error)
-        for sock in (plain, sealed):
+        for sock in (plain, far.sock):
             with contextlib.suppress(OSError):
-                # Not TLS's own, which would have the other thread read what is encrypted.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-        with using:
-            ended.append(work.__name__)
-            last = len(ended) == 2
-        if last:
-            plain.close()
-            sealed.close()
+                sock.shutdown(socket.SHUT_RDWR)
 
-    for work in (outward, inward):
-        _start(until_end, work)
+    def whole() -> None:
+        until_end(inward)
+        if other.ident is not None:
+            other.join()
+        plain.close()
+        far.sock.close()
 
-
-def _wait(ready: select.poll, sealed: ssl.SSLSocket) -> None:
-    """Until a connection is ready.  Raises OSError where it broke: TLS would call that an end."""
-    for _, event in ready.poll():
-        if event & select.POLLERR:
-            code = sealed.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, os.strerror(code))
+    other = threading.Thread(target=until_end, args=(outward,), name="tunnel", daemon=True)
+    _start(whole)
 
 
 def owner_of(endpoint: Endpoint) -> int:
