@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import distributed
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -248,3 +249,33 @@ def test_islands_and_workers_leave_and_join_and_a_lost_slice_works_on(lab: pw.La
     assert run in ended(lab, "finished"), "what was admitted has ended first"
     with pytest.raises(pw.PathwaysError, match="Dask removed"):
         mixed(again)(V).result(timeout=SECONDS)
+
+
+def test_a_cluster_scaled_down_hands_over_what_somebody_waits_for() -> None:
+    """Dask tells the last worker to end, and forgets it, while its gang runs."""
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, security=True, protocol="tls",
+            host="127.0.0.1", dashboard_address=None,
+        ) as cluster,
+        pw.connect(cluster, islands="worker", devices_per_host=1) as lab,
+    ):  # fmt: skip
+        stays, goes = (lab.slice(1, island=island.name) for island in lab.islands)
+
+        def large(v: Any) -> Any:
+            """So many bytes that a process that ended at once would not have sent them."""
+            return jnp.broadcast_to(pw.emulated(1000)(v), (1 << 21, 8))
+
+        works = {on: pw.jit(large, on=on) for on in (stays, goes)}
+        for work in works.values():
+            work(V).block_until_ready()
+        asked, unasked = works[goes](V), works[stays](V)
+        with ThreadPoolExecutor(1) as waits:
+            waiting = waits.submit(asked.result, SECONDS)
+            until(lambda: asked._fetch is not None, SECONDS)
+            cluster.scale(1)
+            np.testing.assert_array_equal(waiting.result()[-1], V)
+        until(lambda: len(lab.islands) == 1, SECONDS)
+        np.testing.assert_array_equal(unasked.result(timeout=SECONDS)[-1], V)
+        with pytest.raises(pw.PathwaysError, match="Dask removed"):
+            works[goes](V).result(timeout=SECONDS)
