@@ -51,6 +51,22 @@ def test_the_legend_has_only_programs_and_causes_that_are_in_the_window() -> Non
     assert last == {"waits for", "empty lane"}, "a drag shows them"
 
 
+def test_the_legend_has_only_functions_that_are_in_the_window() -> None:
+    cluster = Cluster(islands=1)
+    first = cluster.gang(0, 1, 0, "p", "embed", "", 0.0, 0.1, 0.0)
+    end = cluster.gang(0, 1, 1, "p", "head", "", first + 0.2, 0.1, 0.0)
+    scene = Scene(0.0, 20.0)
+    scene.add(cluster.in_order(), end)
+
+    def functions(panel: str) -> list[str]:
+        return [name for name, _ in dict(legend((panel,), (scene, end)))["p"]]
+
+    assert functions("queues") == ["embed", "head"]
+    scene.window = end - first - 0.1
+    assert functions("queues") == functions("utilisation") == ["head"]
+    assert functions("graph") == functions("order") == ["embed", "head"], "it shows the whole run"
+
+
 def test_the_legend_is_of_the_run_that_is_shown() -> None:
     records = training(2)
     end = next(r for r in records if isinstance(r, Event) and r.kind == "finished").time

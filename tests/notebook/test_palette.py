@@ -35,10 +35,12 @@ def test_a_function_has_one_colour_in_all_pictures_and_stages_share_it() -> None
     assert one.colour("p", "attention") == two.colour("q", "attention3")
     assert one.colour("p", "(slice)") == one.colour("p", "(add+mul)") == BETWEEN
     assert one.colour("attention") == one.colour("p", "attention"), "a call is its own program"
-    assert one.legend() == [
+    drawn = [("p", node) for node in ("fwd0", "attention", "(slice)")]
+    assert one.legend(drawn) == [
         ("p", [("fwd", COLOURS["forward"]), ("attention", one.colour("p", "attention")),
                ("between calls", BETWEEN)]),
     ]  # fmt: skip
+    assert one.legend([("p", "fwd1")]) == [("p", [("fwd", COLOURS["forward"])])], "no others"
     assert [family(n) for n in ("stage_3", "stage-12.loss", "7", "f")] == [
         "stage", "stage.loss", "7", "f",
     ]  # fmt: skip

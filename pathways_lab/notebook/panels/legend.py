@@ -1,8 +1,9 @@
 """The legend of a picture: the meaning of the colours that it shows, and of no others.
 
 Problem: a legend of everything that a lab ever ran is longer than the picture
-and explains colours that are not in it.  Causes are few, and a card of a gang that is not in the
-window any more names them: they are those of all that is drawn, which a drag or a zoom shows.
+and explains colours that are not in it.  So functions are those of the time that is shown.  Causes
+are few, and a card of a gang that is not in the window any more names them: they are those of all
+that is drawn, which a drag or a zoom shows.
 
 Rule for maintainers: asked by every picture, live, frozen or several below each other.
 """
@@ -35,9 +36,9 @@ Legend = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 def legend(panels: tuple[str, ...], *seen: tuple[Scene, float]) -> Legend:
     """The legend of the panels that are drawn of some scenes, which have one palette, each at a
     moment (seconds on the records' clock)."""
-    shown = set().union(*(_programs(*each, set(panels) - PLAIN) for each in seen))
+    shown = set().union(*(_functions(*each, set(panels) - PLAIN) for each in seen))
     palette = seen[0][0].palette
-    out = [(name, tuple(nodes)) for name, nodes in palette.legend() if name in shown]
+    out = [(program, tuple(functions)) for program, functions in palette.legend(shown)]
     merged = set().union(*(_merged(*each) for each in seen))
     if merged := {name for name in merged if name}:
         names = sorted(merged, key=palette.number)
@@ -53,18 +54,23 @@ def legend(panels: tuple[str, ...], *seen: tuple[Scene, float]) -> Legend:
     return tuple(out)
 
 
-def _programs(scene: Scene, now: float, panels: set[str]) -> set[str]:
-    out: set[str] = set()
-    runs = [newest(scene, whole=ONE_RUN[panel]) for panel in panels & ONE_RUN.keys()]
-    out |= {run.program for run in runs if run is not None}
+def _functions(scene: Scene, now: float, panels: set[str]) -> set[tuple[str, str]]:
+    """The nodes that are drawn, each with its program."""
+    runs = [
+        run for panel in panels & ONE_RUN.keys() if (run := newest(scene, whole=ONE_RUN[panel]))
+    ]
+    out = {(run.program, stage.node) for run in runs for stage in scene.flows.run(run.run)}
+    out |= {(run.program, gang.node) for run in runs for gang in run.gangs}
     if panels <= ONE_RUN.keys():
         return out
-    known = [what.program for what in scene.catalogue]
-    out |= {known[row] for row in scene.computed.within(*scene.range(now), "what")}
-    out |= {what.program for _, _, _, what in scene.running()}
+    known = list(scene.catalogue)
+    seen = [known[row] for row in scene.computed.within(*scene.range(now), "what")]
+    seen += [what for _, _, _, what in scene.running()]
+    out |= {(what.program, what.node) for what in seen}
     if "order" in panels and not scene.final:
         orders = map(scene.gangs.order, scene.machine.islands)
-        out |= {gang.program for order in orders for gang in around_frontier(order)}
+        gangs = (gang for order in orders for gang in around_frontier(order))
+        out |= {(gang.program, gang.node) for gang in gangs}
     return out
 
 

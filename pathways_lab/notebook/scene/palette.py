@@ -14,7 +14,7 @@ states carry shapes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from weakref import WeakKeyDictionary, ref
 from zlib import crc32
 
@@ -153,19 +153,24 @@ class Palette:
         """``"#rrggbb"`` of a node or a program."""
         return PAINTS[self.code(program, node)]
 
-    def legend(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """``(program, [(functions, colour), ...])`` of everything that was coloured.
+    def legend(self, shown: Collection[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]]]]:
+        """``(program, [(functions, colour), ...])`` of nodes that are *shown*, each with its
+        program.
 
         Functions of one colour share an entry; operations between calls come last.
         """
+        wanted = {(program, family(node)) for program, node in shown}
         out = []
         for program, names in tuple(self._families.items()):
             by_colour: dict[str, list[str]] = {}
             for name in tuple(names):
-                by_colour.setdefault(self.colour(program, name), []).append(name)
+                if (program, name) in wanted:
+                    by_colour.setdefault(self.colour(program, name), []).append(name)
             between = by_colour.pop(BETWEEN, None)
             entries = [(_listed(names), c) for c, names in by_colour.items()]
-            out.append((program, entries + [("between calls", BETWEEN)] * (between is not None)))
+            entries += [("between calls", BETWEEN)] * (between is not None)
+            if entries:
+                out.append((program, entries))
         return out
 
 
