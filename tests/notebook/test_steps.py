@@ -56,6 +56,20 @@ def test_the_last_two_steps_are_shown_and_stand_until_the_next_one() -> None:
     assert PANELS["queues"](scene, now).note.startswith("last 2 runs of train · ")
 
 
+def test_calls_that_go_as_one_run_are_counted_one_by_one() -> None:
+    cluster, end = Cluster(islands=1, devices=1), 0.0
+    steps = [[False, "f", 0, 8, [], "c.py:3: f(x)"]] * 4
+    cluster.records.append(Event("plan", 0.0, args={"plan": "k", "steps": steps}))
+    for run in range(1, 6):
+        cluster.records.append(Event("submitted", end, run=run, program="f", args={"plan": "k"}))
+        for step in range(4):
+            end = cluster.gang(0, run, step, "f", "f", "", end, 0.02, end)
+    scene = scene_at(cluster.in_order(), end)
+    assert scene.shown is not None
+    drawn = [gang for gang in gangs(cluster.records) if gang.start > scene.shown.start - 1e-9]
+    assert PANELS["queues"](scene, end).note.startswith(f"last {len(drawn)} calls of f · ")
+
+
 def test_the_time_that_is_to_come_is_veiled_from_a_mark_on() -> None:
     records = training(6)
     begun = starts(records)

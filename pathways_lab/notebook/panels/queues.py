@@ -71,7 +71,7 @@ WAITED = (
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    rows, shown = scene.lanes.rows, scene.shown
+    rows = scene.lanes.rows
     count = len(rows.labels)
     each = max(7.0, min(28.0, 420.0 / max(count, 1)))
     open_bars = _open(scene, now)
@@ -81,7 +81,7 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="queues",
         title="Device queues",
-        note=(f"last {len(shown.runs)} runs of {shown.program} · " if shown else "") + NOTE,
+        note=_shown(scene) + NOTE,
         height=max(60, round(each * (rows.end + 0.5))),
         x=scene.range(now),
         y=(-0.6, max(rows.end, 0.5) + 0.1),
@@ -118,6 +118,18 @@ def plot(scene: Scene, now: float) -> Plot:
         bands=rows.bands[1::2],
         empty=nothing(scene),
     )
+
+
+def _shown(scene: Scene) -> str:
+    """The repetitions in the window, counted.  Calls that are their own program may go as one
+    run."""
+    if scene.shown is None:
+        return ""
+    program, runs = scene.shown.program, scene.shown.runs
+    steps = [stage.node for run in runs for stage in scene.flows.run(run) if not stage.transfer]
+    calls = len(steps) > len(runs) and not {*program.split(", ")}.isdisjoint(steps)
+    many = f"{len(steps)} calls" if calls else f"{len(runs)} runs"
+    return f"last {many} of {program} · "
 
 
 def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
