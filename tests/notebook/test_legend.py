@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pathways_lab.notebook.panels.legend import legend
-from pathways_lab.notebook.scene.palette import Palette
+from pathways_lab.notebook.scene.palette import BETWEEN, NEUTRAL, PAINTS, Palette
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.records import Event
 from tests.notebook.synthetic import Cluster, arrival, training
@@ -33,6 +33,20 @@ def test_an_empty_lane_is_in_the_legend_where_there_is_one() -> None:
     assert all("empty lane" not in dict(each) for each in told)
     later = dict(legend(("queues",), (scene, end + 1.0)))
     assert [name for name, _ in later["empty lane"]] == ["nothing to do"]
+
+
+def test_a_transfer_is_in_the_legend_where_one_is_drawn() -> None:
+    cluster = Cluster(islands=1)
+    end = cluster.gang(0, 1, 0, "p", "f", "", 0.0, 0.1, 0.0)
+    scene = Scene(0.0, 20.0)
+    scene.add(cluster.in_order(), end)
+    assert "thin bar" not in dict(legend(("queues",), (scene, end)))
+    until = cluster.transfer(0, 0, 1, 1, "p", "", end, 0.1)
+    scene.add(cluster.records[-1:], until)
+    ((name, colour),) = dict(legend(("queues",), (scene, until)))["thin bar"]
+    assert (name, colour in (NEUTRAL, BETWEEN)) == ("transfer", False)
+    assert PAINTS[int(scene.bars.columns()["paint"][-1])] == colour
+    assert "thin bar" not in dict(legend(("utilisation",), (scene, until)))
 
 
 def test_the_legend_has_only_programs_and_causes_that_are_in_the_window() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.panels.order import around_frontier
 from pathways_lab.notebook.scene.awaited import waits_so_far
-from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, EMPTY, PAINTS, WORK_PAINTS
+from pathways_lab.notebook.scene.palette import ARRIVES, CAUSE_PAINTS, EMPTY, PAINTS, WORK_PAINTS
 from pathways_lab.notebook.scene.scene import MARKS, WORK, Scene
 from pathways_lab.notebook.scene.spent import spent
 from pathways_lab.timeline.waits import NOTHING
@@ -46,6 +46,11 @@ def legend(panels: tuple[str, ...], *seen: tuple[Scene, float]) -> Legend:
     causes = sorted(set().union(*(_causes(*each, panels) for each in seen)))
     if causes:
         out.append(("waits for", tuple((MARKS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
+    paint = PAINTS.index(ARRIVES)
+    if "queues" in panels and any(
+        paint in s.computed.within(*s.range(at), "paint") for s, at in seen
+    ):
+        out.append(("thin bar", (("transfer", ARRIVES),)))
     if "queues" in panels and any(spent(s, *s.lately(at))[""].nothing > SEEN for s, at in seen):
         out.append(("empty lane", ((NOTHING, EMPTY),)))
     if "hosts" in panels and any(len(scene.worked.table) for scene, _ in seen):

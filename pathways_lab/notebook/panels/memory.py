@@ -9,7 +9,7 @@ import numpy as np
 
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.panels.utilisation import steps
-from pathways_lab.notebook.scene.palette import CAUSE_COLOURS
+from pathways_lab.notebook.scene.palette import ARRIVES, CAUSE_COLOURS
 from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot
 from pathways_lab.notebook.scene.scene import Scene
 
@@ -61,7 +61,7 @@ def plot(scene: Scene, now: float) -> Plot:
         rate = rates.get(island, np.zeros(0))
         peak = float(rate.max(initial=0.0))
         draw("DCN", island, list(edges - scene.origin) if len(rate) else [], list(rate), most_rate,
-             row + 0.46, CAUSE_COLOURS[4], f"{size(peak)}/s")  # fmt: skip
+             row + 0.46, ARRIVES, f"{size(peak)}/s")  # fmt: skip
         readouts[row - 0.22] = size(used[-1]) if used else ""
         readouts[row + 0.26] = f"{size(peak)}/s" if peak > 0 else ""
     return Plot(

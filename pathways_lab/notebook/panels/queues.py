@@ -1,6 +1,6 @@
 """Device queues: a lane for the devices that do alike, and their work over time.
 
-Full bars are computations, the thin grey ones below are transfers that arrive.
+Full bars are computations, the thin ones below are transfers that arrive.
 Between bars, small marks tell what the device waited for, each cause in a
 colour and at a height of its own; a device without work has none.  The running
 gang is an open bar that grows to the present; the gangs that wait behind it in the

@@ -32,7 +32,7 @@ BETWEEN = "#808080"
 """Operations between calls, which the user wrote without naming them."""
 
 NEUTRAL = "#8c8c8c"
-"""Transfers, bars that stand for several programs, whatever has no program."""
+"""Bars that stand for several programs, causes that are not known yet, whatever has no program."""
 
 FAILED = "#c1272d"
 """Poisoned, failed, lost; always together with a hatch or a word."""
@@ -50,7 +50,10 @@ LIGHT, DARK = ("#ffffff", "#424242"), ("#111111", "#d0d0d0")
 """Ground and ink of saved pictures, which bring their own: no one ink is read well on both grounds,
 and a saved picture knows nothing of the page but whether it is dark."""
 
-CAUSE_COLOURS = ("#b8828c", "#6d663c", "#7e5d7c", "#516d5c", "#537889", "#8b9777", "#a3836d")
+ARRIVES = "#7e9c60"
+"""Bytes that arrive, and waiting for them."""
+
+CAUSE_COLOURS = ("#b8828c", "#6d663c", "#7e5d7c", "#516d5c", "#537889", ARRIVES, "#a3836d")
 """Causes for which devices wait: pale beside functions, and always with a place in the row."""
 
 WORK_COLOURS = ("#b99a5f", "#8a6f3f", "#6f6a86", "#5f8f8a")

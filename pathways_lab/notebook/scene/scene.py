@@ -21,7 +21,7 @@ from pathways_lab.notebook.scene.device_state import Catalogue, Used, Waiting, W
 from pathways_lab.notebook.scene.heat import Heat
 from pathways_lab.notebook.scene.lanes import SEEN, Alike
 from pathways_lab.notebook.scene.overview import Profile
-from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, WORK_PAINTS, Palette
+from pathways_lab.notebook.scene.palette import ARRIVES, CAUSE_PAINTS, PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.scene.plot import FRAME
 from pathways_lab.notebook.scene.row_layout import MOST, Rows, rows
 from pathways_lab.notebook.scene.steps import Steps, Window
@@ -490,7 +490,7 @@ class Scene:
         """Index into the palette of a bar."""
         if bar.failed:
             return 1
-        return 0 if bar.kind else self.palette.code(bar.program, bar.node)
+        return PAINTS.index(ARRIVES) if bar.kind else self.palette.code(bar.program, bar.node)
 
     def _forget(self, now: float) -> None:
         """Keep to the window, and go coarser when too many bars are in it."""
