@@ -155,9 +155,9 @@ def test_a_host_that_is_late_is_named_in_place_of_a_remedy_for_pipelines():
     found = Scene(0.0, 20.0)
     found.add(records, 6.0)
     assert advice(found, 6.0) == (
-        "island0/host1 is late: it ends f up to 300 ms after the others of its gang, and the rest"
-        " of island0 waits 25 % of the time for it; lab.stacks('island0/host1') shows its work, "
-        "a slice on other hosts would not wait for it"
+        "island0/host1 is up to 300 ms late beside the others of its gang: f takes it 300 ms"
+        " longer, and the rest of island0 waits 25 % of the time for it;"
+        " lab.stacks('island0/host1') shows its work, a slice on other hosts would not wait for it"
     )
 
 
@@ -174,7 +174,7 @@ def test_a_host_that_is_late_is_named_where_no_device_waits_for_what_is_submitte
     ]
     found = Scene(0.0, 20.0)
     found.add(records, 1.0)
-    told = "island0/host1 is late: it ends f up to 200 ms after the others of its gang; lab.stacks("
+    told = "island0/host1 is up to 200 ms late beside the others of its gang: f takes it 200 ms"
     assert advice(found, 1.0).startswith(told) == (by > 0.1)
 
 
@@ -194,7 +194,9 @@ def test_a_late_host_is_named_with_the_function_that_takes_it_longer():
             records.append(Span("gang", start, end, *place, step=step, node=node, **of))
     found = Scene(0.0, 20.0, final=True)
     found.add(sorted(records, key=known_order), 1.3)
-    assert advice(found, 1.3).startswith("island0/host1 is late: it ends g up to 200 ms after")
+    said = "island0/host1 is up to 220 ms late beside the others of its gang: g takes it 200 ms"
+    assert advice(found, 1.3).startswith(said)
+    assert "220 ms late" in PANELS["queues"](found, 1.3).readouts.values(), "the same number"
 
 
 @pytest.mark.parametrize("took", [0.5, 0.1])

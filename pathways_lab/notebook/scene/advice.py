@@ -28,7 +28,6 @@ from pathways_lab.notebook.kernel.line_index import split
 from pathways_lab.notebook.scene.awaited import later, maker
 from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
-from pathways_lab.notebook.scene.lanes import STEADY
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
 from pathways_lab.notebook.scene.spent import Spent, percents, spent
@@ -127,8 +126,7 @@ def advice(scene: Scene, now: float) -> str:
     times, client = spent(scene, start, end), _one_by_one(scene)
     settled = spent(scene, since, end) if since < start else times
     del times[""]  # all of them
-    late_from = min(start + scene.origin, now - STEADY)
-    behind = scene.alike.behind(late_from, 0.0)
+    behind = scene.late(now)
     found: list[tuple[float, Callable[[], str]]] = [
         (share, partial(_in_turn, scene, *pair, start, end))
         for pair, (share, _) in _shared(scene, since, end).items()
@@ -138,10 +136,8 @@ def advice(scene: Scene, now: float) -> str:
     for island, time in times.items():
         lately = settled[island]
         host, by = _latest(scene, behind, end - start, island)
-        function = ""
-        if host and (differed := scene.alike.slowest(host, late_from)):
-            by, function = differed.by, differed.node + line_of(scene, differed.node)
-        slow = slow or _late(host, by, function=function)
+        longer = _longer(scene, host, now) if host else ""
+        slow = slow or _late(host, by, longer)
         seen = [cause for cause in WAITS if time.share(cause) > SEEN] or WAITS
         cause = max(seen, key=lambda cause: lately.share(cause) * _weight(cause))
         share = lately.share(cause)
@@ -150,8 +146,8 @@ def advice(scene: Scene, now: float) -> str:
             hosts = len(scene.machine.hosts_of(island))
             part = hosts / max(hosts - 1, 1)
             drawn, share = time.share(cause) * part, share * part
-            rest = f", and the rest of {island} waits {100 * drawn:.0f} % of the time for it"
-            tell = partial(_late, host, by, rest, function)
+            rest = f"the rest of {island} waits {100 * drawn:.0f} % of the time for it"
+            tell = partial(_late, host, by, longer, rest)
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
             first, remedy = _CAUSES[cause]
@@ -199,14 +195,24 @@ def _told(
     return f"{first}: {island} {', '.join(filter(None, parts))}; {remedy}"
 
 
-def _late(host: str, by: float, rest: str = "", function: str = "") -> str:
+def _longer(scene: Scene, host: str, now: float) -> str:
+    """The function that takes a late host longer than others, and by how much."""
+    found = scene.slowest(host, now)
+    if found is None or found.longer <= 0:
+        return ""
+    more = duration(found.longer, 2)
+    return f"{found.node}{line_of(scene, found.node)} takes it {more} longer"
+
+
+def _late(host: str, by: float, *more: str) -> str:
     """The sentence about a host that ends computations later than others, by so many seconds."""
     if not host:
         return ""
-    what = function and f"{function} "
+    told = ", and ".join(filter(None, more))
     return (
-        f"{host} is late: it ends {what}up to {duration(by, 2)} after the others of its gang{rest};"
-        f" lab.stacks({host!r}) shows its work, a slice on other hosts would not wait for it"
+        f"{host} is up to {duration(by, 2)} late beside the others of its gang"
+        f"{told and f': {told}'}; lab.stacks({host!r}) shows its work, a slice on other hosts would"
+        " not wait for it"
     )
 
 

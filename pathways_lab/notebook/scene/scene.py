@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pathways_lab.notebook.scene.balance import Balance
 from pathways_lab.notebook.scene.device_state import Catalogue, Used, Waiting, What
 from pathways_lab.notebook.scene.heat import Heat
-from pathways_lab.notebook.scene.lanes import SEEN, Alike
+from pathways_lab.notebook.scene.lanes import SEEN, STEADY, Alike, Differed
 from pathways_lab.notebook.scene.overview import Profile
 from pathways_lab.notebook.scene.palette import ARRIVES, CAUSE_PAINTS, PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.scene.plot import FRAME
@@ -506,8 +506,14 @@ class Scene:
         return self.host_rows.level == "island"
 
     def late(self, now: float) -> dict[str, float]:
-        """Hosts that end computations later than others, as far as is shown, by so many seconds."""
-        return self.alike.behind(*self._seen(now)[1:])
+        """Hosts that end computations later than others, as far as is shown or was of late, by so
+        many seconds."""
+        _, start, seen = self._seen(now)
+        return self.alike.behind(min(start, now - STEADY), seen)
+
+    def slowest(self, host: str, now: float) -> Differed | None:
+        """Where such a host computed longest beyond what is usual."""
+        return self.alike.slowest(host, min(self._seen(now)[1], now - STEADY))
 
     @property
     def _kept(self) -> float:
