@@ -83,8 +83,9 @@ def test_a_computation_that_might_fill_the_gap_is_named():
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     assert advice(found, end) == (
-        "all1 on island1 (line 7: y = all(x, and_more_than_fits_into_a_…) is waited for: island0 "
-        "computes 42 % of the time, waits 56 % for earlier computation (mostly before bwd0), "
+        "all1 on island1 (line 7: y = all(x, and_more_than_fits_into_a_sentence…) is waited for: "
+        "island0 computes 42 % of the time, waits 56 % for earlier computation"
+        " (mostly before bwd0), "
         "2 % for other things; "
         "call fwd0 before bwd0 in the program: it has its inputs earlier, and computes meanwhile"
     )
@@ -112,7 +113,9 @@ def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead, 
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     said = advice(found, end)
-    line = "9: y.block_until_ready()" if where else "7: y = all(x, and_more_than_fits_into_a_…"
+    line = (
+        "9: y.block_until_ready()" if where else "7: y = all(x, and_more_than_fits_into_a_sentence…"
+    )
     told = (
         f"kernel-1 waits for each call of p (line {line}) before it makes the next one: island0 "
         "computes 45 % of the time, waits 23 %, has nothing to do 32 %; make the next calls before "

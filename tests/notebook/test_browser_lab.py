@@ -249,6 +249,8 @@ def test_a_program_moves_prints_fails_and_freezes(page: Page, lab: Lab, tmp_path
     page.page.wait_for_function(f"() => ({LIT})().length")
     assert page.page.evaluate(LIT) == [[2, "    outs.append(second(first(x)))"]]
     page.page.mouse.move(0, 0)  # under the pointer is a mark, which the card tells of first
+    told = page.page.inner_text("button.pathways-lab-fact")
+    assert "4 of cell [4]: outs.append(" in told, "the process that draws knows cells"
     page.page.click("button.pathways-lab-fact")
     page.screenshot(tmp_path / "line.png")
     edit = "s => window.jupyterapp.shell.currentWidget.content.widgets[2].model.sharedModel"

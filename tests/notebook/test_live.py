@@ -229,11 +229,14 @@ def test_a_line_has_a_place_when_its_cell_is_known() -> None:
     assert line_index.place_of("file of a magic's text:3: z: int = f(':4: ')") == {
         "cell": "a1", "number": 3, "text": "z: int = f(':4: ')",
     }  # fmt: skip
+    assert line_index.source(f"{file}:2: y = 2") == "2 of cell [1]: y = 2"
     assert line_index.place_of("model.py:2: y = 2") is None
+    assert line_index.source("model.py:2: y = 2") == "2: y = 2"
     assert line_index.place_of("") is None
     del asked["metadata"]["cellId"]  # another front end
-    asked["content"]["code"] = "z = 3"
+    asked["content"]["code"], shell.execution_count = "z = 3", 4
     line_index.note(shell)
+    assert line_index.source(f"{get_file_name('z = 3')}:1: z = 3") == "1 of cell [4]: z = 3"
     assert line_index.place_of(f"{get_file_name('z = 3')}:1: z = 3") is None
 
 

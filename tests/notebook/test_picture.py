@@ -408,7 +408,7 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
 
     def tell(part: list[Record]) -> None:
         batches = [([write(r) for r in part[n : n + 50]], 50) for n in range(0, 6000, 50)]
-        made.hear("records", [batch for batch in batches if batch[0]], 0, 0.0, 1.0, KEEP)
+        made.hear("records", [batch for batch in batches if batch[0]], 0, 0.0, 1.0, KEEP, {})
 
     tell(records[:cut])
     for seat in (1, 2):
@@ -457,7 +457,7 @@ def test_records_that_nobody_can_read_or_fold_are_lost_and_views_go_on() -> None
         ([write(strange)], 1),
         (written[cut:], len(records) - cut),
     ]
-    made.hear("records", batches, 0, 0.0, 1.0, KEEP)
+    made.hear("records", batches, 0, 0.0, 1.0, KEEP, {})
     for _ in range(2):  # read, and folded when nothing older can come
         made.tick(1000)
         clock.now += 2 * LATE
@@ -483,7 +483,7 @@ def test_nothing_rests_for_what_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(picture, "SETTLE", 0.0)
     records = training(1)
     made = Studio(lambda *_: None, lambda: arrival(records[-1]))
-    made.hear("records", [([write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP)
+    made.hear("records", [([write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP, {})
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     made.hear("told", 1, "finished")
     assert sum(made.tick(1000)) < 0.3 <= made.extra
@@ -505,7 +505,7 @@ def test_a_document_of_another_shape_is_part_of_looking(monkeypatch: pytest.Monk
     monkeypatch.setattr(Stills, "take", lambda self, now: None)
     records = training(1)
     made = Studio(lambda *_: None, lambda: arrival(records[-1]))
-    made.hear("records", [([write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP)
+    made.hear("records", [([write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP, {})
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     assert made.extra >= 0.05
     monkeypatch.setattr(Stream, "update", lambda self, *_: self.snapshot())
@@ -521,7 +521,7 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     now = [ended]
     made = Studio(lambda kind, *_: sent.append(kind), lambda: now[0])
     early = [write(r) for r in records[:-12]]
-    made.hear("records", [(early, len(early))], 0, 0.25, 1.0, KEEP)
+    made.hear("records", [(early, len(early))], 0, 0.25, 1.0, KEEP, {})
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     made.hear("close", 1, "ended")
     assert "frozen" not in sent, "gangs were launched and have not ended"
@@ -529,7 +529,7 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     if late < LAST:
         made.tick(1000)
         assert "frozen" not in sent
-        made.hear("records", [([write(r) for r in records[-12:]], 12)], 0, 0.25, 1.0, KEEP)
+        made.hear("records", [([write(r) for r in records[-12:]], 12)], 0, 0.25, 1.0, KEEP, {})
     made.tick(1000)
     assert sent[-1] == "frozen"
     assert made.elsewhere == (0.5 if late < LAST else 0.25), "what the kernel used is counted"

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from pathways_lab.notebook.kernel import line_index
 from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.view import renderers
 from pathways_lab.notebook.view.picture import FOLD, SETTLE, Picture, Wanted
@@ -20,8 +21,17 @@ from tests.runtime.processes import until
 def test_the_process_that_draws_keeps_as_many_records_as_the_kernel() -> None:
     made = Studio(lambda *_: None, lambda: 0.0)
     written = [record_encoding.write(Event("submitted", 0.0, run=n)) for n in range(1, 9)]
-    made.hear("records", [(written, 8)], 0, 0.0, 1.0, 3)
+    made.hear("records", [(written, 8)], 0, 0.0, 1.0, 3, {})
     assert len(made.timeline.records) == 3
+
+
+def test_the_process_that_draws_knows_the_numbers_of_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_index, "numbers", {})
+    made = Studio(lambda *_: None, lambda: 0.0)
+    made.hear("records", [], 0, 0.0, 1.0, 3, {"a.py": 4})
+    made.hear("records", [], 0, 0.0, 1.0, 3, {"b.py": 5})
+    told = [line_index.source(f"{file}:3: f(x)") for file in ("a.py", "b.py", "c.py")]
+    assert told == ["3 of cell [4]: f(x)", "3 of cell [5]: f(x)", "3: f(x)"]
 
 
 def test_a_view_that_is_frozen_waits_for_the_records_of_what_has_just_ended() -> None:

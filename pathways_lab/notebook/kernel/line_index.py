@@ -3,8 +3,8 @@
 Problem: records name the user's line by the pseudo file as which the kernel compiled
 its cell; a page, whose editors shall show that line, knows cells by their ids.
 
-How: a front end sends a cell's id with its text, so before a cell runs, its file and
-its id are kept together.  A text that was run from several cells belongs to the last one.
+How: a front end sends a cell's id with its text, so before a cell runs, its file, its id and its
+number are kept together.  A text that was run from several cells belongs to the last one.
 
 Rule for maintainers: a line that is in no known cell has no place; never guess one.
 """
@@ -19,6 +19,9 @@ _LINE = re.compile(r"(.*?):(\d+): ?(.*)", re.DOTALL)
 _cells: dict[str, str] = {}
 """Id of the cell by the pseudo file of its text; IPython keeps the texts as long."""
 
+numbers: dict[str, int] = {}
+"""The same for the number of the cell that its prompt shows; the process that draws is told."""
+
 
 def split(line: str) -> tuple[str, int, str] | None:
     """File, number and text of a record's line; None: it is not known."""
@@ -26,14 +29,25 @@ def split(line: str) -> tuple[str, int, str] | None:
     return (found[1], int(found[2]), found[3]) if found else None
 
 
+def source(line: str) -> str:
+    """A record's line as readers know it: without its file, which of a cell is a pseudo file."""
+    known = split(line)
+    if known is None:
+        return line
+    file, number, text = known
+    cell = f" of cell [{numbers[file]}]" if file in numbers else ""
+    return f"{number}{cell}: {text}"
+
+
 def note(shell: Any, file: str = "") -> None:
-    """Remember which cell is running.  file: as which it was compiled, if not by the shell."""
+    """Remember which cell runs now.  file: as which it was compiled, if not by the shell."""
     kernel = getattr(shell, "kernel", None)
     asked = kernel.get_parent() if kernel is not None else {}
     cell = asked.get("metadata", {}).get("cellId", "")
     text = asked.get("content", {}).get("code", "")
+    file = file or shell.compile.get_code_name(text, text, shell.execution_count)
+    numbers[file] = shell.execution_count
     if cell:
-        file = file or shell.compile.get_code_name(text, text, shell.execution_count)
         _cells[file] = cell
 
 

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pathways_lab.notebook.kernel.line_index import split
+from pathways_lab.notebook.kernel.line_index import source, split
 from pathways_lab.notebook.scene.awaited import later, maker
-from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
@@ -73,7 +72,7 @@ run of a fast program."""
 SEEN = 0.05
 """Share of what is drawn that a cause must have to be told at all."""
 
-LINE = 40
+LINE = 48
 """Characters of a line at most, within a sentence."""
 
 LATE = 0.05

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pathways_lab.notebook.kernel.line_index import split
+from pathways_lab.notebook.kernel.line_index import source
 from pathways_lab.timeline.gangs import GangKey
 
 KNOWN = 4096
@@ -17,12 +17,6 @@ KNOWN = 4096
 
 CHANGES = 4000
 """Changes of an island's memory that are told from each other."""
-
-
-def source(line: str) -> str:
-    """The user's line without its file, which in a notebook is a pseudo file's path."""
-    known = split(line)
-    return f"{known[1]}: {known[2]}" if known else line
 
 
 class What(NamedTuple):

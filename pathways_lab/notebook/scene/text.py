@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pathways_lab.core.memory.holdings import size
+from pathways_lab.notebook.kernel.line_index import source
 from pathways_lab.notebook.scene.advice import advice, line_of
 from pathways_lab.notebook.scene.awaited import ahead, maker, makers
-from pathways_lab.notebook.scene.device_state import source
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import parts
 from pathways_lab.notebook.scene.row_layout import short

@@ -31,6 +31,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from pathways_lab.notebook.draw.bokeh_figures import documented
+from pathways_lab.notebook.kernel import line_index
 from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
 from pathways_lab.notebook.view.answers import answer
 from pathways_lab.notebook.view.cpu_budget import PERIOD, Pace
@@ -120,8 +121,10 @@ class Studio:
             self._fail(number, error)
 
     def _remember(
-        self, batches: list[Counted], missed: int, used: float, idle: float, keep: int
-    ) -> None:
+        self, batches: list[Counted], missed: int, used: float, idle: float, keep: int,
+        cells: dict[str, int],
+    ) -> None:  # fmt: skip
+        line_index.numbers.update(cells)
         self.timeline.capacity = keep
         self.elsewhere += used
         self.idle = idle

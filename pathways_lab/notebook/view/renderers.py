@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+from pathways_lab.notebook.kernel import line_index
 from pathways_lab.notebook.view import answers
 from pathways_lab.notebook.view.cpu_budget import LATE, PERIOD, Pace
 from pathways_lab.notebook.view.frozen import Bundle
@@ -171,6 +172,7 @@ class Studio:
         assert timeline.written is not None
         self._written = timeline.written
         self._sent = 0
+        self._named: dict[str, int] = {}
         self._used = 0.0  # by both threads; that a sum is lost now and then does not matter
         self._idle = Idle()
         self._numbers = itertools.count(1)
@@ -209,8 +211,9 @@ class Studio:
                     # Records that were pushed out before anybody looked are not missed.
                     missed, self._sent = missed if self._sent else 0, sent
                     used, self._used = self._used, 0.0
-                    keep = self._written.capacity
-                    frame = ("records", entries, missed, used, self._idle.share(), keep)
+                    keep, cells = self._written.capacity, line_index.numbers.copy()
+                    named, self._named = dict(cells.items() - self._named.items()), cells
+                    frame = ("records", entries, missed, used, self._idle.share(), keep, named)
                 self._connection.send_bytes(pickle.dumps(frame, protocol=5))
                 self._used += time.thread_time() - begun
 
