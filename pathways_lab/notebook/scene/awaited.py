@@ -98,7 +98,9 @@ def missing(scene: Scene, gang: Gang, host: str) -> tuple[str, Gang | None]:
         made = scene.gangs.by_key.get((gang.run, source))
         if made is not None and made.state != "done":
             return made.node, made
-        if step != source and not scene.arrived(gang.run, step, host):
+        seen = scene.runs.get(gang.run)
+        arrived = seen is None or (step, host) in [(t.step, t.host) for t in seen.transfers]
+        if step != source and not arrived:
             return flow[source].node, None
     return "", None
 

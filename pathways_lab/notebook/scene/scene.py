@@ -46,6 +46,7 @@ from pathways_lab.timeline.waits import (
     RowWaits,
     Wait,
     Waits,
+    known_at,
     marks,
 )
 
@@ -264,13 +265,17 @@ class Scene:
             self._add(item)
 
     def _add(self, record: Record) -> None:
-        if isinstance(record, Event) and record.kind in _ASIDE:
-            self.last = max(self.last, record.time)
-            if record.run:
-                self._run(record.run, record.program, record.client).add(record, [])
+        kind = "" if isinstance(record, Sample) else record.kind
+        if kind in _ASIDE:
+            self.last = max(self.last, known_at(record))
+            self._of_run(record, [])
             return
-        if self._folded and not isinstance(record, Sample) and record.kind not in _OF_RUNS:
+        if self._folded and kind and kind not in _OF_RUNS:
             self._draw_rows()
+        if isinstance(record, Span) and kind in WORK:
+            self._of_run(record, [])
+            self._work(record)
+            return
         self.machine.add(record)
         self.gangs.add(record)
         self.flows.add(record)
@@ -381,14 +386,13 @@ class Scene:
         """Keep what is known of the newest runs, and draw what devices waited for."""
         if isinstance(record, Span) and record.kind == "host-computation":
             self._feed(record)
-        if isinstance(record, Sample) or not record.run:
-            return
-        run = self._run(record.run, record.program, record.client)
-        run.add(record, waits)
+        self._of_run(record, waits)
         for devices, wait in reversed(waits):  # the earliest first
             self._wait(devices, wait)
-        if isinstance(record, Span) and record.kind in WORK:
-            self._work(record)
+
+    def _of_run(self, record: Record, waits: DeviceWaits) -> None:
+        if not isinstance(record, Sample) and record.run:
+            self._run(record.run, record.program, record.client).add(record, waits)
 
     def _work(self, span: Span) -> None:
         """A host's process worked for a gang."""
@@ -434,11 +438,6 @@ class Scene:
             for row, count in self.rows.places.counted(lanes)
         )
 
-    def arrived(self, run: int, step: int, host: str) -> bool:
-        """Whether a transfer is complete on a host, as far as is remembered."""
-        seen = self.runs.get(run)
-        return seen is None or any(t.step == step and t.host == host for t in seen.transfers)
-
     def _what_of(self, bar: Bar) -> int:
         return self.catalogue.row(What(bar.node, bar.program, bar.client, bar.line))
 
@@ -466,8 +465,7 @@ class Scene:
                 del self.ended[next(iter(self.ended))]
 
     def _span(self, span: Span) -> None:
-        if span.kind not in WORK:
-            self.last = max(self.last, span.end)
+        self.last = max(self.last, span.end)
         if span.kind == "transfer" and span.end > span.start:
             origin = str(span.args.get("source", "")).partition("/")[0]
             if origin and origin != span.island:

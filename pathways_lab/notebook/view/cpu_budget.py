@@ -8,7 +8,8 @@ a machine of many processors they may wait for it while the others are idle.
 
 On a busy machine looking takes 5% of all processors, and 1.5% of the kernel's interpreter.  A
 picture rests for half a second at most: where that is too short to pay, it takes a quarter of one
-processor, as on an idle machine, and never more.
+processor, as on an idle machine, and never more.  One that is several seconds behind may take as
+many times its share, up to that quarter.
 
 The time goes into two things: to take in the new records, and to draw them.  A picture that
 is behind takes in more before it draws again, on a busy machine no more than it pays for within
@@ -57,6 +58,7 @@ def share(spare: float, least: float, late: float = 0.0) -> float:
     spare: processors that are idle.  least: where none is.  late: seconds by which the picture is
     behind.
     """
+    least *= max(1.0, late / LATE)
     return max(min(MOST, least), min(MOST if late < LATE else 1.0, spare - RESERVE))
 
 
