@@ -83,7 +83,7 @@ def test_a_computation_that_might_fill_the_gap_is_named():
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     assert advice(found, end) == (
-        "all1 on island1 (line 7: y = all(x, and_more_than_fits_into_a_sentence…) is waited for: "
+        "all1 on island1 (line 7 of cell.py: y = all(x, and_more_than_fits_into…) is waited for: "
         "island0 computes 42 % of the time, waits 56 % for earlier computation"
         " (mostly before bwd0), "
         "2 % for other things; "
@@ -114,7 +114,9 @@ def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead, 
     found.add(sorted(cluster.records, key=known_order), end)
     said = advice(found, end)
     line = (
-        "9: y.block_until_ready()" if where else "7: y = all(x, and_more_than_fits_into_a_sentence…"
+        "9 of cell.py: y.block_until_ready()"
+        if where
+        else "7 of cell.py: y = all(x, and_more_than_fits_into…"
     )
     told = (
         f"kernel-1 waits for each call of p (line {line}) before it makes the next one: island0 "
@@ -219,7 +221,7 @@ def test_transfers_are_named_where_a_longer_wait_is_for_what_waits_for_them(took
     said = advice(found, end)
     assert said.startswith("transfers to island1 hold it up: island1 computes ") == (took > 0.3)
     assert ("; send less, or place both" in said) == (took > 0.3)
-    assert ("(mostly before f1 (line 7: y = all(x," in said) == (took > 0.3)
+    assert ("(mostly before f1 (line 7 of cell.py: y = all(x," in said) == (took > 0.3)
 
 
 @pytest.mark.parametrize("settled", [2.0, 0.0])

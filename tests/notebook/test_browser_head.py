@@ -26,8 +26,8 @@ pytestmark = [
 VIEWS = ROOT / "pathways_lab" / "notebook" / "view"
 
 BEGIN = """async () => {
-  const { Head, rested } = await import("http://head.test/head.js");
-  window.rested = rested;
+  const { Head, View, rested } = await import("http://head.test/head.js");
+  Object.assign(window, { View, rested });
   window.sent = [];
   window.head = new Head((name) => sent.push(name));
   document.body.append(head.root, head.advice);
@@ -40,7 +40,8 @@ class Shown:
     def __init__(self, browser: Any) -> None:
         self.page = browser.new_page()
         script = (
-            "\n".join((VIEWS / name).read_text() for name in PAGE) + "\nexport { Head, rested };\n"
+            "\n".join((VIEWS / name).read_text() for name in PAGE)
+            + "\nexport { Head, View, rested };\n"
         )
         answers = {
             "http://head.test/": ("<!DOCTYPE html>", "text/html"),
@@ -160,3 +161,19 @@ def test_a_held_picture_says_so_and_the_way_back(head: Shown) -> None:
     assert head.says("behind").startswith("held at 9.391 s")
     head.show(state="running")
     assert head.says("behind") == ""
+
+
+def test_a_view_without_a_picture_says_that_it_is_on_its_way_and_has_no_empty_buttons(
+    head: Shown,
+) -> None:
+    head.page.add_style_tag(content=(VIEWS / "live.css").read_text())
+    head.page.evaluate(
+        "() => { const feed = { act() {}, light() {}, age: 0, header: null };"
+        " window.view = new View(feed, document.body); }"
+    )
+    said = "() => getComputedStyle(view.root, '::before').content"
+    assert "first picture" in head.page.evaluate(said)
+    assert not head.page.is_visible(".pathways-lab button")
+    head.page.evaluate("header => view.header(header)", asdict(Header()))
+    assert head.page.evaluate(said) == "none"
+    assert head.page.is_visible(".pathways-lab button")

@@ -265,7 +265,7 @@ def test_a_card_says_behind_which_computation_a_gang_had_its_place() -> None:
     scene = Scene(0.0, 20.0)
     scene.add(sorted(records, key=known_order), 0.6)
     told = dict(text.card(scene, number(3, 0)).facts)["waited"]
-    assert "gang order (behind answer of bob (line 2: answer(x)))" in told
+    assert "gang order (behind answer of bob (line 2 of cell.py: answer(x)))" in told
 
 
 def test_lanes_that_share_what_runs_have_gaps_of_their_own() -> None:
@@ -304,11 +304,11 @@ def test_what_is_compiled_while_no_device_computes_has_its_line_a_card_and_an_ad
     told = "hosts compile decode before the first gang"
     assert {plot.empty for plot in plots if plot.empty} == {told}
     assert header.advice.startswith(
-        "no device computes: hosts compile decode (line 7: def f(v):); only the first call with "
-        "new shapes does that: make one before the loop"
+        "no device computes: hosts compile decode (line 7 of a.py: def f(v):); only the first call"
+        " with new shapes does that: make one before the loop"
     )
     assert header.line == line
-    assert header.chosen == (("", "hosts compile decode"), ("line", "7: def f(v):"))
+    assert header.chosen == (("", "hosts compile decode"), ("line", "7 of a.py: def f(v):"))
     assert header.compiling == ("decode", 1, 3, 4), "the time is told once"
 
 

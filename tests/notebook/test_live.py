@@ -231,7 +231,9 @@ def test_a_line_has_a_place_when_its_cell_is_known() -> None:
     }  # fmt: skip
     assert line_index.source(f"{file}:2: y = 2") == "2 of cell [1]: y = 2"
     assert line_index.place_of("model.py:2: y = 2") is None
-    assert line_index.source("model.py:2: y = 2") == "2: y = 2"
+    assert line_index.source("code/model.py:2: y = 2") == "2 of model.py: y = 2"
+    unknown = f"{get_file_name('x = 1')}:1: x = 1"  # a cell of another kernel
+    assert line_index.source(unknown) == "1: x = 1"
     assert line_index.place_of("") is None
     del asked["metadata"]["cellId"]  # another front end
     asked["content"]["code"], shell.execution_count = "z = 3", 4

@@ -31,7 +31,7 @@ def test_the_process_that_draws_knows_the_numbers_of_cells(monkeypatch: pytest.M
     made.hear("records", [], 0, 0.0, 1.0, 3, {"a.py": 4})
     made.hear("records", [], 0, 0.0, 1.0, 3, {"b.py": 5})
     told = [line_index.source(f"{file}:3: f(x)") for file in ("a.py", "b.py", "c.py")]
-    assert told == ["3 of cell [4]: f(x)", "3 of cell [5]: f(x)", "3: f(x)"]
+    assert told == ["3 of cell [4]: f(x)", "3 of cell [5]: f(x)", "3 of c.py: f(x)"]
 
 
 def test_a_view_that_is_frozen_waits_for_the_records_of_what_has_just_ended() -> None:

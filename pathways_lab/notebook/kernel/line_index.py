@@ -16,6 +16,8 @@ from typing import Any
 
 _LINE = re.compile(r"(.*?):(\d+): ?(.*)", re.DOTALL)
 
+_PSEUDO = re.compile(r"^<|ipykernel_")
+
 _cells: dict[str, str] = {}
 """Id of the cell by the pseudo file of its text; IPython keeps the texts as long."""
 
@@ -30,13 +32,15 @@ def split(line: str) -> tuple[str, int, str] | None:
 
 
 def source(line: str) -> str:
-    """A record's line as readers know it: without its file, which of a cell is a pseudo file."""
+    """A record's line as readers know it, with its cell or its file by name; of a cell that is not
+    known there is only a pseudo file."""
     known = split(line)
     if known is None:
         return line
     file, number, text = known
-    cell = f" of cell [{numbers[file]}]" if file in numbers else ""
-    return f"{number}{cell}: {text}"
+    name = "" if _PSEUDO.search(file) else file.rpartition("/")[2]
+    name = f"cell [{numbers[file]}]" if file in numbers else name
+    return f"{number}{' of ' * bool(name)}{name}: {text}"
 
 
 def note(shell: Any, file: str = "") -> None:

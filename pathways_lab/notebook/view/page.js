@@ -126,6 +126,7 @@ class View {
     this.root.tabIndex = 0;
     this.root.setAttribute("role", "group");
     this.root.title = "";
+    this.root.dataset.shown = ""; // nothing, until the first picture has come
     const send = (name, value) => feed.act(name, value);
     this.head = new Head(send);
     this.foot = new Foot(send, () => this.seeks(), () => feed.light(true));
@@ -250,6 +251,7 @@ class View {
     // Its scrubber stands with it.
     this.stood = told.at === null ? null : this.stood ?? { moments: told.moments, overview: told.overview };
     Object.assign(told, this.stood);
+    this.root.dataset.shown = header.state;
     this.head.show(told, this.feed.age);
     this.foot.show(told);
     this.feed.light();
@@ -457,6 +459,7 @@ class View {
 
   freeze(bundle) {
     this.showing = null;
+    this.root.dataset.shown = "frozen";
     this.drop();
     const picture = element("div");
     picture.innerHTML = bundle.data["text/html"];
