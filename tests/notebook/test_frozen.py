@@ -116,6 +116,19 @@ def test_the_time_axis_is_the_records_clock() -> None:
     ]  # fmt: skip
 
 
+def test_nothing_is_drawn_beside_the_time_that_is_shown() -> None:
+    """Bytes of all steps are known, and the last two are shown."""
+    records = training(9)
+    end = max(r.end for r in records if isinstance(r, Span))
+    bundle = freeze(records, 0.0, end, ("memory",), "train", Palette(), stepwise=True)
+    areas = [
+        path for path in svg_of(bundle[0]).iter(f"{SVG}path") if path.get("fill-opacity") == ".9"
+    ]
+    xs = [float(x) for path in areas for x in re.findall(r"[MH](-?[0-9.]+)", path.get("d", ""))]
+    assert xs
+    assert LEFT <= min(xs) <= max(xs) <= WIDTH - RIGHT
+
+
 def test_round_numbers_for_an_axis() -> None:
     assert nice(0.0, 1.5) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4]
     assert nice(0.0, 0.004) == [0.0, 0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.0035, 0.004]

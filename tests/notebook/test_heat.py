@@ -50,6 +50,13 @@ def boxes(plot: Plot) -> dict[str, Any]:
     return dict(plot.layers[0].columns)
 
 
+def test_few_hosts_have_their_heat_where_it_is_asked_for() -> None:
+    scene = scene_of(pipeline(2, 2))
+    told = [int(text.rstrip(" %")) for text in heat(scene).readouts.values()]
+    busy = PANELS["utilisation"](scene, END).readouts.values()
+    assert set(told) == {int(text.rstrip(" %")) for text in busy} != {0}
+
+
 def test_the_panel_is_there_where_hosts_are_too_many_for_rows() -> None:
     few, many = (scene_of(Cluster(2, hosts, 2).records) for hosts in (32, 33))
     assert "heat" not in completed((), few)

@@ -251,7 +251,7 @@ def _labels(sheet: Sheet, frame: Frame) -> None:
     plot = frame.plot
     inner = max((len(text) for text in plot.rows.values()), default=0)
     for y, text in plot.rows.items():
-        sheet.text(LEFT - 8, frame.y(y), text, anchor="end")
+        sheet.text(LEFT - 4, frame.y(y), text, anchor="end")
     for y, text in plot.groups.items():
         # Left of the rows' labels, but nothing is cut off.
         end = max(LEFT - 16 - max(50.0, 6.6 * inner), wide(text, bold=True))
@@ -316,7 +316,8 @@ def _layer(sheet: Sheet, frame: Frame, layer: Layer) -> None:
         for xs, ys, fill in zip(
             layer.columns["xs"], layer.columns["ys"], layer.columns["fill"], strict=True
         ):
-            d = _outline([(frame.x(x), frame.y(y)) for x, y in zip(xs, ys, strict=True)])
+            points = zip(map(frame.x, xs), map(frame.y, ys), strict=True)
+            d = _outline([(min(max(x, LEFT), WIDTH - RIGHT), y) for x, y in points])
             sheet.path(d, f'fill="{fill}" fill-opacity=".9"')
     elif layer.kind == LINES:
         _strokes(sheet, frame, layer)

@@ -44,6 +44,7 @@ HOVER = (
     ("took", "@took"),
     ("critical path", "@critical"),
 )
+WORD = ("x", "y", "text", "ink")
 EDGE = ("xs", "ys", "fill", "width", "about", "bytes")
 EDGE_HOVER = (("data", "@about"), ("bytes per device", "@bytes{0,0}"))
 
@@ -147,7 +148,7 @@ def plot(scene: Scene, now: float) -> Plot:
     layers = (
         Layer("graph-edges", LINES, _edge_columns(flow, of, path), hover=EDGE_HOVER, alpha=0.6),
         *_states(scene, run, flow, boxes, path, seconds),
-        Layer("graph-words", TEXTS, _words(scene, run, flow, boxes, each, seconds)),
+        *_words(scene, run, flow, boxes, each, seconds),
     )
     return Plot(
         name="graph",
@@ -171,7 +172,8 @@ def _empty(why: str) -> Plot:
     layers = (
         Layer("graph-edges", LINES, {n: [] for n in EDGE}, hover=EDGE_HOVER, alpha=0.6),
         *(_state_layer(state, blank) for state in STATES),
-        Layer("graph-words", TEXTS, {n: [] for n in ("x", "y", "text", "ink")}),
+        Layer("graph-words", TEXTS, {n: [] for n in WORD}),
+        Layer("graph-names", TEXTS, {n: [] for n in WORD[:3]}),
     )  # fmt: skip
     return Plot("graph", "Program graph", 52, (-0.6, 5.6), (-0.5, 0.5), layers, empty=why)
 
@@ -293,16 +295,18 @@ def _worst(states: list[str]) -> str:
 def _words(
     scene: Scene, run: RunSeen, flow: Flow, boxes: Sequence[Box], each: float,
     seconds: dict[int, float],
-) -> dict[str, list[object]]:  # fmt: skip
-    out: dict[str, list[object]] = {"x": [], "y": [], "text": [], "ink": []}
+) -> tuple[Layer, Layer]:  # fmt: skip
+    """The names on boxes that are filled, and those that lie on the ground of the page."""
+    done: dict[str, list[object]] = {name: [] for name in WORD}
+    open_: dict[str, list[object]] = {name: [] for name in WORD[:3]}
     for box in boxes:
         many = len(box.steps) > 1
         word = f"{len(box.steps)} ×" if many else flow[box.steps[0]].node
         colour = PAINTS[scene.palette.code(run.program, "" if many else word)]
         if word := fitted(word, 0.78 * each):
-            done = _worst(_states_of(scene, run, box, seconds)) == "done"
-            out["x"].append(float(box.column))
-            out["y"].append((box.top + box.bottom) / 2)
-            out["text"].append(word)
-            out["ink"].append(ink_on(colour) if done else INK)
-    return out
+            filled = _worst(_states_of(scene, run, box, seconds)) == "done"
+            values = float(box.column), (box.top + box.bottom) / 2, word, ink_on(colour)
+            for name, value in zip(WORD, values, strict=True):
+                if filled or name != "ink":
+                    (done if filled else open_)[name].append(value)
+    return Layer("graph-words", TEXTS, done), Layer("graph-names", TEXTS, open_)

@@ -41,6 +41,9 @@ TALLEST = 8
 MOST_CELLS = 320
 """Devices that get a cell each."""
 
+NARROW = 36
+"""Pixels of an island's name in a page that has no room for more."""
+
 SHOWN = 0.005
 """Shares below this are drawn as idle."""
 
@@ -274,7 +277,7 @@ def _headings(scene: Scene, block: Block) -> list[str]:
     if slices:
         words.insert(0, (parts, _slices(slices)))
     island = squeezed(block.island, block.width * FRAME, bold=True)
-    return ["  ·  ".join((island, *each)) for each in words]
+    return [*("  ·  ".join((island, *each)) for each in words), squeezed(island, NARROW, bold=True)]
 
 
 def _first_fitting(choices: list[str], room: float, bold: bool = False) -> str:

@@ -46,7 +46,11 @@ def plot(scene: Scene, now: float) -> Plot:
     places = max(len(shown), 6)
     total = sum(int(m.args.get("bytes", 0)) for m in told)
     rest = sum(map(len, columns[MOST_COLUMNS:]))
-    note = f"{run.program}: {len(told)} messages, {total:,} bytes" if run and told else ""
+    note = (
+        f"{run.program}: {len(told)} message{'s' * (len(told) > 1)}, {total:,} bytes"
+        if run and told
+        else ""
+    )
     note += f"; the last {rest} are not shown" if rest else ""
     each = max(10.0, min(22.0, 420.0 / max(len(people), 1)))
     lines, heads = _arrows(shown, row, scene.origin, places)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number
-from pathways_lab.notebook.scene.palette import CAUSE_COLOURS, NEUTRAL
+from pathways_lab.notebook.scene.palette import CAUSE_COLOURS, NEUTRAL, ink_on
 from pathways_lab.notebook.scene.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, moments
 from pathways_lab.notebook.scene.row_layout import MOST, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
@@ -35,7 +35,7 @@ SHORT = {
     MEMORY: "memory",
 }  # fmt: skip
 COLOURS = dict(zip(WAITS, CAUSE_COLOURS, strict=True)) | {
-    PLAN: "#b8b8b8", OTHERS: NEUTRAL, NOTHING: "#d9d9d9",
+    PLAN: NEUTRAL, OTHERS: "#4ea296", NOTHING: "#6b6b6b",
 }  # fmt: skip
 ORDER = (PLAN, OTHERS, NOTHING, *WAITS)
 HOVER = (("computation", "@node"), ("", "@which"), ("from", "@from"), ("took", "@took"))
@@ -230,5 +230,5 @@ def _causes(
             words["x"].append((left + right) / 2)
             words["y"].append(at)
             words["text"].append(word)
-            words["ink"].append("#111111")
+            words["ink"].append(ink_on(str(values["fill"])))
         left = right

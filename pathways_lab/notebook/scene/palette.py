@@ -56,7 +56,7 @@ ARRIVES = "#7e9c60"
 CAUSE_COLOURS = ("#b8828c", "#6d663c", "#7e5d7c", "#516d5c", "#537889", ARRIVES, "#a3836d")
 """Causes for which devices wait: pale beside functions, and always with a place in the row."""
 
-WORK_COLOURS = ("#b99a5f", "#8a6f3f", "#6f6a86", "#5f8f8a")
+WORK_COLOURS = ("#a29048", "#8a6f3f", "#6f6a86", "#5f8f8a")
 """Kinds of host work: no program's colour and no cause's; always with a place in the row."""
 
 PAINTS = (NEUTRAL, FAILED, BETWEEN, *HUES, *CAUSE_COLOURS, *WORK_COLOURS)
@@ -89,7 +89,7 @@ def contrast(a: str, b: str) -> float:
 
 def ink_on(colour: str) -> str:
     """Black or white, whichever reads better on *colour*."""
-    return max(("#ffffff", "#111111"), key=lambda ink: contrast(ink, colour))
+    return max(("#ffffff", "#000000"), key=lambda ink: contrast(ink, colour))
 
 
 def is_between(node: str) -> bool:

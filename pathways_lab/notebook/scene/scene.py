@@ -219,8 +219,7 @@ class Scene:
             except Exception:
                 # It is not what this version writes.  All others are shown.
                 self.dropped += size(item)
-        if self.many:
-            self.heat.add(items)
+        self.heat.add(items)
         self._draw_rows()
         self._look(now)
         self.resolution = max(self.span(now) / FRAME, self.computed.bars.resolution)
