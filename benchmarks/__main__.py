@@ -32,6 +32,7 @@ SHORT = {
     "training": ["--rounds", "1", "--milliseconds", "1"],
     "stamps": ["--gangs", "30"],
     "collectives": ["--rounds", "2", "--budget", "0.05", "--largest", "64 KiB"],
+    "uploads": ["--quick"],
     "transfer": ["--rounds", "3", "--budget", "0.02", "--largest", "4 MiB"],
 }
 """Benchmark -> its arguments; each also has a command of its own."""

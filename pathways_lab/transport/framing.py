@@ -142,13 +142,21 @@ def _packed(content: Any) -> bytes:
 
 
 class Letter:
-    """One message, for one link or many: encoded once, when the first one writes it."""
+    """One message, for one link or many: encoded once, when the first one writes it.
 
-    __slots__ = ("_pieces", "buffers", "fields", "op")
+    passing: its buffers may change as soon as it is sent; what is written later has a copy of them.
+    """
+
+    __slots__ = ("_pieces", "buffers", "fields", "op", "passing")
 
     def __init__(
-        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
+        self,
+        op: str,
+        fields: dict[str, Any] | None = None,
+        buffers: Sequence[Buffer] = (),
+        passing: bool = False,
     ) -> None:
+        self.passing = passing
         self.op = op
         self.fields = fields
         self.buffers = buffers
@@ -158,6 +166,12 @@ class Letter:
     def pieces(self) -> list[memoryview]:
         """Its frame, see :func:`encode`.  Raises WireError."""
         if self._pieces is None:
+            if self.passing:
+                # Here, because a process that passes nothing on need not load it.
+                import numpy as np
+
+                # NumPy lets other threads run meanwhile.
+                self.buffers = [np.array(bytes_of(buffer)).data for buffer in self.buffers]
             self._pieces = encode(self.op, self.fields, self.buffers)
         return self._pieces
 

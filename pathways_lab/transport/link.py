@@ -217,12 +217,16 @@ class Link:
         return sum(frame.size for frame in tuple(self._queue))
 
     def send(
-        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
+        self,
+        op: str,
+        fields: dict[str, Any] | None = None,
+        buffers: Sequence[Buffer] = (),
+        passing: bool = False,
     ) -> int:
         """Send one message, from any thread, without waiting; its bytes, as in Message.size.
 
-        Messages arrive whole and in the order of their sending.  Large buffers
-        are borrowed until written (:attr:`pending`): they must not change.
+        Messages arrive whole and in the order of their sending.  Large buffers are borrowed until
+        written (:attr:`pending`): they must not change, unless they are *passing*.
 
         An interrupt (KeyboardInterrupt) that comes out of this call leaves the
         stream intact; the message was then sent either wholly or not at all,
@@ -230,7 +234,7 @@ class Link:
 
         Raises LinkClosed, and WireError for what cannot be encoded.
         """
-        return self.forward(Letter(op, fields, buffers))
+        return self.forward(Letter(op, fields, buffers, passing))
 
     def forward(self, letter: Letter) -> int:
         """The same of a message that other links may send too."""

@@ -45,7 +45,7 @@ SUPPORTED = (
 )
 SHARED_FROM = 128 * 1024
 """Buffers of one message from this many bytes in total go through an arena."""
-MOST = 512 << 20
+MOST = 1 << 30
 """Bytes of memory that one end of one link lends at most."""
 SPAN = 2 * MOST
 """Bytes of address space of an arena: gaps between parts that are on loan cost nothing else."""

@@ -94,13 +94,6 @@ def test_layouts_carry_over_as_far_as_the_other_mesh_allows(placement: Any, shap
         assert carried == layout
 
 
-def test_shards_are_copies() -> None:
-    x = np.arange(8)
-    part = layouts.shard(x, ((2, 4),))
-    x[:] = 0
-    assert part.tolist() == [2, 3]
-
-
 def test_virtual_devices_never_become_a_backend() -> None:
     on = a_slice(2)
     assert repr(on.devices[0]).startswith("VirtualDevice(s")
@@ -139,9 +132,9 @@ def test_bytes_that_devices_of_a_host_have_in_common_travel_once(
     sent: list[int] = []
     send = DataLinks._send
 
-    def counted(self: Any, host: str, op: str, fields: Any, buffers: Any = ()) -> None:
-        sent.append(sum([memoryview(data).nbytes for data in buffers]))
-        send(self, host, op, fields, buffers)
+    def counted(self: Any, host: str, op: str, fields: Any, *buffers: Any) -> None:
+        sent.append(sum([memoryview(data).nbytes for data in buffers[0]]) if buffers else 0)
+        send(self, host, op, fields, *buffers)
 
     monkeypatch.setattr(DataLinks, "_send", counted)
     on, x = fake.slice(4, axes="a"), np.arange(8.0, dtype=np.float32)

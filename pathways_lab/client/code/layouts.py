@@ -16,14 +16,12 @@ from __future__ import annotations
 import math
 from typing import Any, TypeGuard
 
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.lab.devices import ONCE, Slice, VirtualDevice
 from pathways_lab.client.session import failures, in_jax
 from pathways_lab.core.program.layout import Box, Layout, boxes
-from pathways_lab.runtime.arrays import index
 from pathways_lab.runtime.devices import spec_of
 
 Requested = NamedSharding | PartitionSpec | None
@@ -210,8 +208,3 @@ def cover(layout: Layout, shape: tuple[int, ...], hosts: tuple[str, ...]) -> dic
         min(devices, key=lambda device: (-served[hosts[device]], device)): box
         for box, devices in replicas.items()
     }
-
-
-def shard(data: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
-    """A copy of one box of *data* (trailing dimensions of keys are kept whole)."""
-    return np.array(data[index(box)], order="C", copy=True)

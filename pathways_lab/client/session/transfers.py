@@ -106,12 +106,11 @@ class DataLinks:
         for host, devices in binding.by_host.items():
             self._uploads.setdefault(host, weakref.WeakSet()).add(buffer)
             own, sources = distinct([places[device] for device in devices])
-            self._send(
-                host,
-                "put",
-                {**description, "devices": devices, "sources": sources},
-                [as_bytes(layouts.shard(data, box)) for box in own],
-            )
+            parts = [np.ascontiguousarray(data[index(box)]) for box in own]
+            fields = {**description, "devices": devices, "sources": sources}
+            # The user may change the array as soon as it is sent.
+            passing = any(np.may_share_memory(part, data) for part in parts)
+            self._send(host, "put", fields, [as_bytes(part) for part in parts], passing)
             connection.traffic.uploads += 1
 
     # --- down ---------------------------------------------------------------------
@@ -213,9 +212,16 @@ class DataLinks:
 
     # --- links ----------------------------------------------------------------------
 
-    def _send(self, host: str, op: str, fields: dict[str, Any], buffers: Any = ()) -> None:
+    def _send(
+        self,
+        host: str,
+        op: str,
+        fields: dict[str, Any],
+        buffers: Any = (),
+        passing: bool = False,
+    ) -> None:
         try:
-            self._link(host).send(op, fields, buffers)
+            self._link(host).send(op, fields, buffers, passing)
         except LinkClosed as error:
             raise PathwaysError(_unreachable(host, str(error))) from None
 
