@@ -232,6 +232,9 @@ ALL = (
         '      w: () => this.feed.act("window"),\n', "", STEPS,
     ),
     Broken(
+        "wheel: the page's", NOTEBOOK + "view/page.js", "    this.wheels = true;\n", "", STEPS,
+    ),
+    Broken(
         "words: not fitted to the zoom", NOTEBOOK + "view/page.js",
         'name === "time" ? (frame * this.covered) / (end - start) : frame', "frame", STEPS,
     ),

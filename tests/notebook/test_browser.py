@@ -552,11 +552,10 @@ def test_two_steps_stand_still_and_all_of_them_are_saved(moving: Page, tmp_path:
     assert min(b - a for a, b in pairwise(begun)) > 0.6, "it moves by steps, and stands between"
     assert first < start, "older bars are there, beside the window"
     page.page.focus(".pathways-lab")
-    page.page.keyboard.press("-")
-    page.page.keyboard.press("-")
+    page.page.keyboard.type("---+")
     few = page.page.evaluate(NAMED)
-    for _ in range(4):
-        page.page.keyboard.press("+")
+    page.page.click(".pathways-lab-body")
+    page.page.mouse.wheel(0, -1500)  # it zooms where somebody has clicked
     page.page.wait_for_function(f"n => ({NAMED})() > n", arg=few)  # words are those that fit
     page.page.keyboard.press("w")
     page.page.click(".pathways-lab-button:has-text('follow')")

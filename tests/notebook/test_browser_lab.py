@@ -136,7 +136,7 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
     follows(frame.content_frame())
 
     # A page in a tab, by the command that the panel's button and the palette run too.
-    page.page.click(".pathways-panel-open:has-text('Islands')")
+    page.page.click(".pathways-panel-open")
     tab = page.page.wait_for_selector(".pathways-page iframe")
     assert tab is not None
     tab.content_frame().wait_for_selector("canvas")

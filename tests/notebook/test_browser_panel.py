@@ -36,7 +36,7 @@ BEGIN = """async () => {
     return { number, islands, programs: [], clients: [client], notes: [] };
   };
   const known = { current: () => front, notebook: (number) => `${number}.ipynb` };
-  new Panel(document.body, ask, [], () => {}, known).begin();
+  new Panel(document.body, ask, () => {}, known).begin();
 }"""
 
 

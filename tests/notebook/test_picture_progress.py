@@ -56,3 +56,17 @@ def test_a_function_that_is_compiled_is_named_wherever_somebody_looks() -> None:
     header = shown.look(5.0)[1]
     assert (header.state, header.compiling) == ("waiting", None)
     assert state(shown.scene, [], 5.0)["notes"] == []
+
+
+def test_the_head_says_how_much_of_the_time_is_the_labs_own() -> None:
+    """A device that computes for four of five seconds, and waits for half of one for dispatch."""
+    of = {"run": 1, "program": "p", "client": "k"}
+    log = Timeline(clock=lambda: 5.0)
+    log.extend([
+        Event("host-joined", 0.0, "i", "i/a", args={"devices": 1}),
+        Event("submitted", 0.5, **of),
+        Span("gang", 1.0, 5.0, "i", "i/a", (0,), step=0, node="f", **of),
+    ])  # fmt: skip
+    shown = Picture(log, Wanted(origin=0.0, since=0.0, until=5.0))
+    assert shown.look(5.0)[1].shares == "busy 95 %, dispatch 4.8 %", "of the time drawn"
+    assert Picture(Timeline(clock=lambda: 1.0), Wanted()).look(1.0)[1].shares == ""

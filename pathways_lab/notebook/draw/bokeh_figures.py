@@ -37,7 +37,6 @@ from bokeh.models import (
     NoOverlap,
     PanTool,
     Range1d,
-    WheelZoomTool,
 )
 from bokeh.models.annotations import Label
 from bokeh.models.dom import Div, Span, Text
@@ -120,10 +119,7 @@ class Figures:
             )
         )  # fmt: skip
         if plot.time:
-            shown.add_tools(
-                PanTool(dimensions="width"),
-                WheelZoomTool(dimensions="width", modifiers="shift"),
-            )
+            shown.add_tools(PanTool(dimensions="width"))
         return shown
 
     def _grounds(self, shown: Any, plot: Plot) -> None:

@@ -15,6 +15,7 @@ class Header:
     """Texts and controls of a live view.
 
     state: ``"waiting"``, ``"compiling"``, ``"running"``, ``"idle"``, ``"done"`` or ``"failed"``.
+    shares: how devices spent the time that is drawn: busy, and waiting for the lab itself.
     progress: share of what is expected that is done, 0 to 1; below 0: nothing is expected.
     notes: short remarks (emulated devices, dropped records).
     legend: ``(program, ((function, colour), ...))``.
@@ -37,6 +38,7 @@ class Header:
     title: str = ""
     state: str = "waiting"
     status: str = ""
+    shares: str = ""
     progress: float = -1.0
     notes: tuple[str, ...] = ()
     legend: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()

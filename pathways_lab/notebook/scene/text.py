@@ -26,7 +26,7 @@ from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Span, own
 from pathways_lab.timeline.text_table import TextTable
-from pathways_lab.timeline.waits import INPUT, ORDER
+from pathways_lab.timeline.waits import DISPATCH, INPUT, ORDER
 
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
@@ -51,6 +51,14 @@ def nothing(scene: Scene) -> str:
     if scene.earlier is None:
         return "waiting for the first gang"
     return f"no gang yet: the last one ended {duration(scene.earlier)} before this picture begins"
+
+
+def shares(scene: Scene, now: float) -> str:
+    """The share of what is drawn in which devices computed, and that of dispatch."""
+    time = spent(scene, *scene.elapsed(now))[""]
+    busy, dispatch = 100 * time.busy, 100 * time.share(DISPATCH)
+    few = int(dispatch < 10)
+    return f"busy {busy:.0f} %, dispatch {dispatch:.{few}f} %" if time.whole else ""
 
 
 def summary(scene: Scene, now: float, title: str) -> str:

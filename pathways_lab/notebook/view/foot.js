@@ -7,7 +7,7 @@ const HELP =
   "Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
   "n and p choose the next and the previous gang, u unfolds and folds lanes, w shows the last steps or the whole window, " +
   "t shows the picture as text, s saves it as a file, escape lets go and follows. " +
-  "Shift and a drag sum up a stretch of time.";
+  "After a click the wheel zooms, until escape. Shift and a drag sum up a stretch of time.";
 
 // A moment of the record: as long as the shortest window, and as its ticks.
 const clock = (seconds) => `${seconds.toFixed(3)} s`;

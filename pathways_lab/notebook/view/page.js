@@ -44,7 +44,8 @@ class Head {
     const state = this.cancelled && header.actions.includes("cancel") ? "cancelling" : header.state;
     this.state.textContent = this.state.dataset.state = state;
     this.count(header, age);
-    this.status.textContent = header.at === null ? header.status : ""; // room for what follows
+    const status = [header.status, header.shares].filter(Boolean).join(" · ");
+    this.status.textContent = header.at === null ? status : ""; // room for what follows
     this.progress.hidden = header.progress < 0;
     if (header.progress >= 0) this.progress.value = header.progress;
     this.notes.replaceChildren(...header.notes.map((note) => element("span", "note", note)));
@@ -113,6 +114,7 @@ const TITLES = {
   clear: "Forget what was until now.",
 };
 
+const SPEED = 600; // pixels of the wheel that zoom by a factor of e
 const MARGINS = 258; // pixels beside the drawing area: LEFT and RIGHT of plot.py
 const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = "bold 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
@@ -151,7 +153,7 @@ class View {
     this.body.addEventListener("pointermove", (event) => {
       if (event.buttons === 1 && Math.abs(event.clientX - this.from) > 4) this.hold();
     });
-    this.body.addEventListener("wheel", (event) => event.shiftKey && this.hold());
+    this.body.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.root.append(
       this.head.root, this.head.legend, this.head.advice, this.body,
@@ -310,12 +312,28 @@ class View {
     this.feed.choose(found);
   }
 
+  // A figure that has the axis of time, as the page draws it.
+  timed() {
+    const timed = [...(this.document?._all_models.values() ?? [])].find((m) => m.x_range?.name === "time");
+    return timed && this.feed.Bokeh.index.find_one(timed);
+  }
+
+  // After a click the wheel zooms at the pointer, until Escape: the page has it back.
+  wheel(event) {
+    const view = this.wheels && this.timed();
+    if (!view) return;
+    event.preventDefault();
+    const { x_scale } = view.frame;
+    const at = x_scale.invert(event.clientX - view.el.getBoundingClientRect().left);
+    this.zoom(Math.exp(event.deltaY / SPEED), at);
+  }
+
   // A drag with Shift sums up a stretch of time, in every figure that has the axis of time.
   press(event) {
     this.from = event.clientX;
+    this.wheels = true;
     this.stretch.remove();
-    const timed = [...(this.document?._all_models.values() ?? [])].find((m) => m.x_range?.name === "time");
-    const view = timed && this.feed.Bokeh.index.find_one(timed);
+    const view = this.timed();
     if (!event.shiftKey || !view) return;
     event.stopPropagation(); // from Bokeh, which would pan
     this.hold();
@@ -416,17 +434,20 @@ class View {
   }
 
   letGo() {
+    this.wheels = false;
     this.stretch.remove();
     this.feed.choose(null);
     if (this.resting) this.follow();
   }
 
-  zoom(factor) {
+  // at: the moment that stays where it is.
+  zoom(factor, at) {
     const range = this.document?.get_model_by_name("time");
     if (!range) return;
     this.hold();
-    const [middle, half] = [(range.start + range.end) / 2, (factor * (range.end - range.start)) / 2];
-    range.setv({ start: middle - half, end: middle + half });
+    const { start, end } = range;
+    const fixed = at ?? (start + end) / 2;
+    range.setv({ start: fixed - factor * (fixed - start), end: fixed + factor * (end - fixed) });
   }
 
   read() {

@@ -31,6 +31,7 @@ from pathways_lab.notebook.scene.text import (
     card,
     compile_card,
     merged_note,
+    shares,
     summary,
     table,
 )
@@ -183,6 +184,7 @@ class Picture:
             title=self.wanted.title,
             state={"finished": "done"}.get(state, state),
             status=self._status(scene, done, all_known, at),
+            shares=shares(scene, at),
             progress=round(done / all_known, 3) if all_known and self.wanted.gangs else -1.0,
             notes=(*self.notes(), *self._coarse()),
             late=lag if (lag := round(now - self.present.folded, 1)) > BEHIND else 0.0,

@@ -151,10 +151,10 @@ class Line {
 
 export class Panel {
   // ask(path): JSON from the server's list of labs, null when nothing is new.
-  // pages: [name, title]; open(name): show one in a tab.
+  // open(): show all of the lab in a tab.
   // kernels: current(), the number of the kernel of the notebook in front, or null;
   // notebook(number): what its notebook is called, if that is known.
-  constructor(node, ask, pages, open, kernels) {
+  constructor(node, ask, open, kernels) {
     this.node = node;
     this.ask = ask;
     this.kernels = kernels;
@@ -185,12 +185,7 @@ export class Panel {
     this.programs = new List(this.part("Programs", "devices in use"), () => new Line());
     this.idle = this.programs.root.appendChild(make("div", "none", "nothing runs"));
     this.clients = new List(this.part("Clients", "devices in use"), () => new Line());
-    const views = this.part("Pages", "each in a tab");
-    views.classList.add("pathways-panel-pages");
-    for (const [name, title] of pages) {
-      const button = views.appendChild(make("button", "open", title));
-      button.onclick = () => open(name);
-    }
+    this.body.appendChild(make("button", "open", "Open full view")).onclick = () => open();
     this.show(null);
   }
 

@@ -58,9 +58,8 @@ export async function plugin(shared, styles) {
         this.title.icon = icon;
         this.title.caption = "Pathways Lab";
         this.addClass("pathways-panel");
-        const open = (page) => app.commands.execute("pathways-lab:open", { page });
-        const pages = PAGES.map((page) => [page, titled(page)]);
-        this.panel = new Panel(this.node, ask, pages, open, { current, notebook });
+        const open = () => app.commands.execute("pathways-lab:open");
+        this.panel = new Panel(this.node, ask, open, { current, notebook });
       }
       // What nobody sees asks for nothing.
       onAfterShow() {
