@@ -7,10 +7,8 @@ Paper: section 6.3 (mixture of experts).
 
 from __future__ import annotations
 
-from typing import Any
-
 from pathways_lab.notebook.scene.palette import INK
-from pathways_lab.notebook.scene.plot import BOXES, LINES, Layer, Plot
+from pathways_lab.notebook.scene.plot import BOXES, LINES, Layer, Plot, blank, put
 from pathways_lab.notebook.scene.scene import Scene
 
 TALL = 0.36
@@ -27,12 +25,10 @@ HOVER = (
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    bars: dict[str, list[Any]] = {
-        name: []
-        for name in ("left", "right", "top", "bottom", "fill", "program", "node", "expert", "mean",
-                     "newest")
-    }  # fmt: skip
-    marks: dict[str, list[Any]] = {name: [] for name in ("xs", "ys", "fill", "width")}
+    bars = blank(
+        ("left", "right", "top", "bottom", "fill", "program", "node", "expert", "mean", "newest")
+    )
+    marks = blank(("xs", "ys", "fill", "width"))
     rows, groups, readouts = {}, {}, {}
     notes, most, at = [], 1.0, 0.0
     for (program, _, node), table in scene.balance.counts().items():
@@ -44,13 +40,8 @@ def plot(scene: Scene, now: float) -> Plot:
         groups[at + (len(means) - 1) / 2] = node
         for expert, (mean, last) in enumerate(zip(means.tolist(), newest.tolist(), strict=True)):
             box = (0.0, mean, at - TALL, at + TALL, scene.palette.colour(program), program, node)
-            shown = (*box, expert, f"{mean:.1f}", f"{last:.0f}")
-            for column, value in zip(bars.values(), shown, strict=True):
-                column.append(value)
-            for column, value in zip(
-                marks.values(), ([last, last], [at - TALL, at + TALL], INK, 2), strict=True
-            ):
-                column.append(value)
+            put(bars, *box, expert, f"{mean:.1f}", f"{last:.0f}")
+            put(marks, [last, last], [at - TALL, at + TALL], INK, 2)
             rows[at] = str(expert)
             readouts[at] = f"{mean:.0f}"
             at += 1

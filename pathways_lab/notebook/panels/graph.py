@@ -17,7 +17,18 @@ from dataclasses import dataclass
 
 from pathways_lab.notebook.scene.gang_number import NOBODY, number
 from pathways_lab.notebook.scene.palette import FAILED, INK, NEUTRAL, PAINTS, ink_on
-from pathways_lab.notebook.scene.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, fitted
+from pathways_lab.notebook.scene.plot import (
+    BOXES,
+    FRAME,
+    LINES,
+    TEXTS,
+    Growing,
+    Layer,
+    Plot,
+    blank,
+    fitted,
+    put,
+)
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.flow import Flow
@@ -45,6 +56,8 @@ HOVER = (
     ("critical path", "@critical"),
 )
 WORD = ("x", "y", "text", "ink")
+NODE = ("node", "state", "step", "line", "took", "critical", "fill", "edge", "gang", "left",
+        "right", "top", "bottom", "alpha")  # fmt: skip
 EDGE = ("xs", "ys", "fill", "width", "about", "bytes")
 EDGE_HOVER = (("data", "@about"), ("bytes per device", "@bytes{0,0}"))
 
@@ -165,15 +178,11 @@ def plot(scene: Scene, now: float) -> Plot:
 
 
 def _empty(why: str) -> Plot:
-    names = ("node", "state", "step", "line", "took", "critical", "fill", "edge", "gang")
-    blank: dict[str, list[float]] = {
-        name: [] for name in (*names, "left", "right", "top", "bottom", "alpha")
-    }
     layers = (
-        Layer("graph-edges", LINES, {n: [] for n in EDGE}, hover=EDGE_HOVER, alpha=0.6),
-        *(_state_layer(state, blank) for state in STATES),
-        Layer("graph-words", TEXTS, {n: [] for n in WORD}),
-        Layer("graph-names", TEXTS, {n: [] for n in WORD[:3]}),
+        Layer("graph-edges", LINES, blank(EDGE), hover=EDGE_HOVER, alpha=0.6),
+        *(_state_layer(state, blank(NODE)) for state in STATES),
+        Layer("graph-words", TEXTS, blank(WORD)),
+        Layer("graph-names", TEXTS, blank(WORD[:3])),
     )  # fmt: skip
     return Plot("graph", "Program graph", 52, (-0.6, 5.6), (-0.5, 0.5), layers, empty=why)
 
@@ -201,7 +210,7 @@ def _boxes(flow: Flow, depth: dict[int, int], slices: list[int], columns: int) -
     return out
 
 
-def _edge_columns(flow: Flow, of: dict[int, Box], path: set[int]) -> dict[str, list[object]]:
+def _edge_columns(flow: Flow, of: dict[int, Box], path: set[int]) -> Growing:
     merged: dict[tuple[int, int], list[float]] = {}
     marked: dict[tuple[int, int], bool] = {}
     about: dict[tuple[int, int], str] = {}
@@ -212,22 +221,19 @@ def _edge_columns(flow: Flow, of: dict[int, Box], path: set[int]) -> dict[str, l
             merged.setdefault(key, []).append(nbytes)
             marked[key] = marked.get(key, False) or (source in path and target in path)
             about[key] = f"{flow[source].node} to {flow[target].node}"
-    out: dict[str, list[object]] = {n: [] for n in EDGE}
+    out = blank(EDGE)
     for key, sizes in merged.items():
         a, b = boxes[key[0]], boxes[key[1]]
-        out["xs"].append([a.column + 0.40, a.column + 0.48, b.column - 0.48, b.column - 0.40])
+        xs = [a.column + 0.40, a.column + 0.48, b.column - 0.48, b.column - 0.40]
         start, end = (a.top + a.bottom) / 2, (b.top + b.bottom) / 2
-        out["ys"].append([start, start, end, end])
-        out["fill"].append(INK if marked[key] else NEUTRAL)
-        out["width"].append(
-            round(min(4.0, 0.6 + 0.35 * math.log10(1 + sum(sizes))) + 1.2 * marked[key], 1)
-        )
-        out["about"].append(about[key] if len(sizes) == 1 else f"{len(sizes)} edges")
-        out["bytes"].append(float(sum(sizes)))
+        width = min(4.0, 0.6 + 0.35 * math.log10(1 + sum(sizes))) + 1.2 * marked[key]
+        told = about[key] if len(sizes) == 1 else f"{len(sizes)} edges"
+        fill = INK if marked[key] else NEUTRAL
+        put(out, xs, [start, start, end, end], fill, round(width, 1), told, float(sum(sizes)))
     return out
 
 
-def _state_layer(state: str, columns: dict[str, list[float]]) -> Layer:
+def _state_layer(state: str, columns: Growing) -> Layer:
     hatch = {"launched": "right_diagonal_line", "failed": "x"}.get(state, "")
     return Layer(
         f"graph-{state}", BOXES, columns, hover=HOVER, hatch=hatch, hatch_alpha=0.3, corner=2
@@ -240,14 +246,7 @@ def _states(
 ) -> list[Layer]:  # fmt: skip
     # An unfinished node has its name in it, on an unknown ground: light or dark.
     alphas = {UNSEEN: 0.04, "granted": 0.15, "launched": 0.2, "done": 1.0, "failed": 0.2}
-    columns: dict[str, dict[str, list[object]]] = {
-        state: {
-            name: []
-            for name in ("node", "state", "step", "line", "took", "critical", "fill", "edge",
-                         "gang", "left", "right", "top", "bottom", "alpha")
-        }
-        for state in STATES
-    }  # fmt: skip
+    columns = {state: blank(NODE) for state in STATES}
     for box in boxes:
         states = _states_of(scene, run, box, seconds)
         worst = _worst(states)
@@ -256,25 +255,20 @@ def _states(
         on_path = any(step in path for step in box.steps)
         colour = PAINTS[scene.palette.code(run.program, "" if many else first.node)]
         known = [seconds[step] for step in box.steps if step in seconds]
-        values = {
-            "node": f"{len(box.steps)} nodes" if many else first.node,
-            "state": worst if len(set(states)) == 1 else f"{states.count('done')} done",
-            "step": ", ".join(map(str, box.steps[:8])) + (" …" if len(box.steps) > 8 else ""),
-            "line": first.line,
-            "took": f"{1000 * sum(known):.2f} ms" if known else "not known yet",
-            "critical": "yes" if on_path else "no",
-            "fill": FAILED if worst == "failed" else colour,
-            "edge": INK if on_path else colour,
-            "gang": NOBODY if many else number(run.run, box.steps[0]),
-            "left": box.column - 0.40,
-            "right": box.column + 0.40,
-            "top": box.top,
-            "bottom": box.bottom,
-            "alpha": alphas[worst],
-        }
-        for name, value in values.items():
-            columns[worst][name].append(value)
-    return [_state_layer(state, columns[state]) for state in STATES]  # type: ignore[arg-type]
+        put(
+            columns[worst],
+            f"{len(box.steps)} nodes" if many else first.node,
+            worst if len(set(states)) == 1 else f"{states.count('done')} done",
+            ", ".join(map(str, box.steps[:8])) + (" …" if len(box.steps) > 8 else ""),
+            first.line,
+            f"{1000 * sum(known):.2f} ms" if known else "not known yet",
+            "yes" if on_path else "no",
+            FAILED if worst == "failed" else colour,
+            INK if on_path else colour,
+            NOBODY if many else number(run.run, box.steps[0]),
+            *(box.column - 0.40, box.column + 0.40, box.top, box.bottom, alphas[worst]),
+        )
+    return [_state_layer(state, columns[state]) for state in STATES]
 
 
 def _states_of(scene: Scene, run: RunSeen, box: Box, seconds: dict[int, float]) -> list[str]:
@@ -297,16 +291,15 @@ def _words(
     seconds: dict[int, float],
 ) -> tuple[Layer, Layer]:  # fmt: skip
     """The names on boxes that are filled, and those that lie on the ground of the page."""
-    done: dict[str, list[object]] = {name: [] for name in WORD}
-    open_: dict[str, list[object]] = {name: [] for name in WORD[:3]}
+    done, going = blank(WORD), blank(WORD[:3])
     for box in boxes:
         many = len(box.steps) > 1
         word = f"{len(box.steps)} ×" if many else flow[box.steps[0]].node
         colour = PAINTS[scene.palette.code(run.program, "" if many else word)]
         if word := fitted(word, 0.78 * each):
-            filled = _worst(_states_of(scene, run, box, seconds)) == "done"
-            values = float(box.column), (box.top + box.bottom) / 2, word, ink_on(colour)
-            for name, value in zip(WORD, values, strict=True):
-                if filled or name != "ink":
-                    (done if filled else open_)[name].append(value)
-    return Layer("graph-words", TEXTS, done), Layer("graph-names", TEXTS, open_)
+            at = float(box.column), (box.top + box.bottom) / 2, word
+            if _worst(_states_of(scene, run, box, seconds)) == "done":
+                put(done, *at, ink_on(colour))
+            else:
+                put(going, *at)
+    return Layer("graph-words", TEXTS, done), Layer("graph-names", TEXTS, going)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pathways_lab.notebook.panels.utilisation import bounds
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.palette import FAILED, HEAT
-from pathways_lab.notebook.scene.plot import BOXES, Layer, Plot
+from pathways_lab.notebook.scene.plot import BOXES, Growing, Layer, Plot, blank, put
 from pathways_lab.notebook.scene.row_layout import GAP, short
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import nothing
@@ -73,9 +72,7 @@ def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
     edges = bounds(scene, now)
     groups = list(_groups(scene, now, edges))
-    boxes: dict[str, list[Any]] = {
-        name: [] for name in ("left", "right", "top", "bottom", "fill", "alpha", "name", "share")
-    }
+    boxes = blank(("left", "right", "top", "bottom", "fill", "alpha", "name", "share"))
     rows: dict[float, str] = {}
     names: dict[float, str] = {}
     readouts: dict[float, str] = {}
@@ -150,19 +147,14 @@ def _groups(scene: Scene, now: float, edges: Floats) -> Iterator[list[Strip]]:
         yield [of_island, *sorted(strips, key=lambda each: each.worst)[:most]]
 
 
-def _draw(
-    boxes: dict[str, list[Any]], strip: Strip, edges: Floats, row: float, half: float
-) -> None:
+def _draw(boxes: Growing, strip: Strip, edges: Floats, row: float, half: float) -> None:
     """The boxes of a strip: one for neighbours of one intensity."""
     levels = np.ceil(strip.share * LEVELS - 1e-6).astype(int)
     heads = np.concatenate(([0], np.flatnonzero(np.diff(levels)) + 1, [len(levels)]))
     for first, after in zip(heads[:-1].tolist(), heads[1:].tolist(), strict=True):
         if strip.lost or levels[first]:
-            boxes["left"].append(round(float(edges[first]), 6))
-            boxes["right"].append(round(float(edges[after]), 6))
-            boxes["top"].append(row - half)
-            boxes["bottom"].append(row + half)
-            boxes["fill"].append(HEAT if levels[first] else FAILED)
-            boxes["alpha"].append(round(levels[first] / LEVELS, 2) if levels[first] else 0.15)
-            boxes["name"].append(strip.name)
-            boxes["share"].append(f"{100 * float(strip.share[first:after].mean()):.0f} %")
+            left, right = round(float(edges[first]), 6), round(float(edges[after]), 6)
+            busy = round(levels[first] / LEVELS, 2)
+            look = (HEAT, busy) if busy else (FAILED, 0.15)
+            share = f"{100 * float(strip.share[first:after].mean()):.0f} %"
+            put(boxes, left, right, row - half, row + half, *look, strip.name, share)

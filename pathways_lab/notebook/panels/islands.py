@@ -19,7 +19,18 @@ from typing import Any
 from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.lanes import NAMED
 from pathways_lab.notebook.scene.palette import FAILED, HEAT, NEUTRAL, PAINTS
-from pathways_lab.notebook.scene.plot import BOXES, FRAME, TEXTS, Layer, Plot, squeezed, wide
+from pathways_lab.notebook.scene.plot import (
+    BOXES,
+    FRAME,
+    TEXTS,
+    Growing,
+    Layer,
+    Plot,
+    blank,
+    put,
+    squeezed,
+    wide,
+)
 from pathways_lab.notebook.scene.row_layout import short
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.spent import by_device
@@ -213,19 +224,16 @@ def _outlines(cells: list[Cell]) -> dict[str, list[Any]]:
     }
 
 
-def _meters(cells: list[Cell]) -> dict[str, list[Any]]:
+def _meters(cells: list[Cell]) -> Growing:
     """One part for each colour, beside each other."""
-    out: dict[str, list[Any]] = {n: [] for n in ("left", "right", "top", "bottom", "fill")}
+    out = blank(("left", "right", "top", "bottom", "fill"))
     for cell in cells:
         if cell.share <= SHOWN or cell.host.lost:
             continue
         ends = accumulate(cell.computed.values(), initial=0.0)
         for colour, (begin, end) in zip(cell.computed, pairwise(ends), strict=True):
-            out["left"].append(cell.left + (cell.right - cell.left) * begin)
-            out["right"].append(cell.left + (cell.right - cell.left) * end)
-            out["top"].append(cell.row + METER)
-            out["bottom"].append(cell.row + 0.40)
-            out["fill"].append(colour)
+            left, right = (cell.left + (cell.right - cell.left) * at for at in (begin, end))
+            put(out, left, right, cell.row + METER, cell.row + 0.40, colour)
     return out
 
 
@@ -234,9 +242,9 @@ def _lost(cells: list[Cell]) -> dict[str, list[Any]]:
     return {**_boxes(lost), "fill": [FAILED for _ in lost], "alpha": [0.08 for _ in lost]}
 
 
-def _words(scene: Scene, cells: list[Cell]) -> dict[str, list[Any]]:
+def _words(scene: Scene, cells: list[Cell]) -> Growing:
     """The device's number, and where there is room what it works on, or at the end its share."""
-    out: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "room": [], "choices": []}
+    out = blank(("x", "y", "text", "room", "choices"))
     for cell in cells:
         choices = ["lost" if cell.host.lost else cell.label, ""]
         if not cell.host.lost and cell.what and cell.share > SHOWN and cell.label:
@@ -244,11 +252,8 @@ def _words(scene: Scene, cells: list[Cell]) -> dict[str, list[Any]]:
             choices.insert(0, f"{cell.label} · {work or cell.what.program}")
         if choices[0]:
             room = 0.9 * (cell.right - cell.left)
-            out["x"].append((cell.left + cell.right) / 2)
-            out["y"].append(cell.row - 0.09)
-            out["text"].append(_first_fitting(choices, room))
-            out["room"].append(room)
-            out["choices"].append(choices)
+            middle, text = (cell.left + cell.right) / 2, _first_fitting(choices, room)
+            put(out, middle, cell.row - 0.09, text, room, choices)
     return out
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.panels.utilisation import steps
 from pathways_lab.notebook.scene.palette import ARRIVES, CAUSE_COLOURS
-from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot
+from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot, blank, put
 from pathways_lab.notebook.scene.scene import Scene
 
 TALL = 0.42
@@ -26,7 +26,7 @@ def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
     islands = scene.machine.islands
     start, end = scene.range(now)
-    areas: dict[str, list[object]] = {n: [] for n in ("xs", "ys", "fill", "name", "island", "most")}
+    areas = blank(("xs", "ys", "fill", "name", "island", "most"))
     edges, rates = scene.by_dcn.shares(now, max(1, round(10 * scene.span(now) / scene.window)))
     levels = {island: used.levels(now) for island, used in scene.used.items()}
     most_used = max((max(values, default=0.0) for _, values in levels.values()), default=0.0)
@@ -43,12 +43,7 @@ def plot(scene: Scene, now: float) -> Plot:
             return
         edge, heights = np.array(xs), np.array(values) / most * TALL
         outline, ys = steps(edge, end, np.zeros(len(edge)), heights)
-        areas["xs"].append(outline)
-        areas["ys"].append([round(floor - y, 4) for y in ys])
-        areas["fill"].append(colour)
-        areas["name"].append(name)
-        areas["island"].append(island)
-        areas["most"].append(text)
+        put(areas, outline, [round(floor - y, 4) for y in ys], colour, name, island, text)
 
     for row, island in enumerate(islands):
         times, used = levels.get(island, ([], []))

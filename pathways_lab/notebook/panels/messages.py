@@ -11,7 +11,17 @@ from __future__ import annotations
 
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.scene.palette import CAUSE_COLOURS
-from pathways_lab.notebook.scene.plot import AREAS, FRAME, LINES, TEXTS, Layer, Plot
+from pathways_lab.notebook.scene.plot import (
+    AREAS,
+    FRAME,
+    LINES,
+    TEXTS,
+    Growing,
+    Layer,
+    Plot,
+    blank,
+    put,
+)
 from pathways_lab.notebook.scene.row_layout import MOST
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.machine import natural
@@ -112,11 +122,9 @@ def _at(name: str, row: dict[str, float]) -> float:
 
 def _arrows(
     shown: list[list[Event]], row: dict[str, float], origin: float, places: int
-) -> tuple[dict[str, list[object]], dict[str, list[object]]]:
-    lines: dict[str, list[object]] = {n: [] for n in ("xs", "ys", "fill", "width")}
-    heads: dict[str, list[object]] = {
-        n: [] for n in ("xs", "ys", "fill", "kind_name", "source", "target", "bytes", "at")
-    }
+) -> tuple[Growing, Growing]:
+    lines = blank(("xs", "ys", "fill", "width"))
+    heads = blank(("xs", "ys", "fill", "kind_name", "source", "target", "bytes", "at"))
     kinds = dict(zip(KINDS, CAUSE_COLOURS, strict=False))
     wide = 5.0 * places / FRAME
     for x, burst in enumerate(shown):
@@ -125,30 +133,20 @@ def _arrows(
             colour = kinds.setdefault(kind, CAUSE_COLOURS[len(kinds) % len(CAUSE_COLOURS)])
             a, b = _at(source, row), _at(target, row)
             down = 0.32 if b > a else -0.32
-            lines["xs"].append([x, x])
-            lines["ys"].append([a, b - down])
-            lines["fill"].append(colour)
-            lines["width"].append(1.6)
-            heads["xs"].append([x - wide, x + wide, x])
-            heads["ys"].append([b - down, b - down, b])
-            heads["fill"].append(colour)
-            heads["kind_name"].append(kind)
-            heads["source"].append(source)
-            heads["target"].append(target)
-            heads["bytes"].append(float(message.args.get("bytes", 0)))
-            heads["at"].append(f"{message.time - origin:.5f} s")
+            put(lines, [x, x], [a, b - down], colour, 1.6)
+            tip = [x - wide, x + wide, x], [b - down, b - down, b], colour
+            about = float(message.args.get("bytes", 0)), f"{message.time - origin:.5f} s"
+            put(heads, *tip, kind, source, target, *about)
     return lines, heads
 
 
-def _words(shown: list[list[Event]], row: dict[str, float], places: int) -> dict[str, list[object]]:
+def _words(shown: list[list[Event]], row: dict[str, float], places: int) -> Growing:
     """The kind above its column, where the one before leaves room."""
-    out: dict[str, list[object]] = {"x": [], "y": [], "text": []}
+    out = blank(("x", "y", "text"))
     each, free = FRAME / (places + 1.2), -100.0
     for x, burst in enumerate(shown):
         word = _ends(burst[0])[0]
         if (x + 1.5) * each - 3.6 * len(word) > free:
-            out["x"].append(float(x))
-            out["y"].append(-0.95)
-            out["text"].append(word)
+            put(out, float(x), -0.95, word)
             free = (x + 1.5) * each + 3.6 * len(word) + 4
     return out

@@ -15,7 +15,18 @@ from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.palette import CAUSE_COLOURS, NEUTRAL, ink_on
-from pathways_lab.notebook.scene.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, moments
+from pathways_lab.notebook.scene.plot import (
+    BOXES,
+    FRAME,
+    LINES,
+    TEXTS,
+    Growing,
+    Layer,
+    Plot,
+    blank,
+    moments,
+    put,
+)
 from pathways_lab.notebook.scene.row_layout import MOST, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
@@ -50,9 +61,7 @@ GAP = ("left", "right", "top", "bottom", "fill", "device", "cause", "share", "to
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
     run = newest(scene, whole=True)
-    boxes: dict[str, list[object]] = {name: [] for name in BOX}
-    gaps: dict[str, list[object]] = {name: [] for name in GAP}
-    words: dict[str, list[object]] = {name: [] for name in ("x", "y", "text", "ink")}
+    boxes, gaps, words = blank(BOX), blank(GAP), blank(("x", "y", "text", "ink"))
     rows: dict[float, str] = {}
     readouts: dict[float, str] = {}
     note = ""
@@ -99,7 +108,7 @@ def plot(scene: Scene, now: float) -> Plot:
             Layer("planned-ticks", TEXTS, ticks, anchor="start"),
             Layer("planned-lanes", BOXES, boxes, hover=HOVER),
             Layer("planned-gap", BOXES, gaps, hover=GAP_HOVER),
-            Layer("planned-words", TEXTS, words if each >= 13 else {name: [] for name in words}),
+            Layer("planned-words", TEXTS, words if each >= 13 else blank(words)),
         ),
         rows=rows if each >= 13 else {},
         groups=_islands(devices),
@@ -109,19 +118,13 @@ def plot(scene: Scene, now: float) -> Plot:
     )
 
 
-def _time_axis(
-    bottom: float, tall: float, whole: float
-) -> tuple[dict[str, list[object]], dict[str, list[object]]]:
+def _time_axis(bottom: float, tall: float, whole: float) -> tuple[Growing, Growing]:
     """Lines through the lanes and, below them, what they say.  whole: seconds of the run."""
-    grid: dict[str, list[object]] = {name: [] for name in ("xs", "ys", "fill", "width")}
-    ticks: dict[str, list[object]] = {name: [] for name in ("x", "y", "text")}
+    grid, ticks = blank(("xs", "ys", "fill", "width")), blank(("x", "y", "text"))
     for time, text in (moments(0.0, whole, 6) if tall and whole > 0 else {}).items():
         x = SPLIT * time / whole
-        line: dict[str, object] = {"xs": [x, x], "ys": [-0.6, bottom], "fill": NEUTRAL, "width": 1}
-        word: dict[str, object] = {"x": x + 0.004, "y": bottom + 0.55 * tall, "text": text}
-        for columns, values in ((grid, line), (ticks, word)):
-            for name, value in values.items():
-                columns[name].append(value)
+        put(grid, [x, x], [-0.6, bottom], NEUTRAL, 1)
+        put(ticks, x + 0.004, bottom + 0.55 * tall, text)
     return grid, ticks
 
 
@@ -164,29 +167,16 @@ def _bands(devices: tuple[Device, ...]) -> tuple[tuple[float, float], ...]:
 
 def _lanes(
     scene: Scene, run: int, program: str, device: Device, names: dict[int, str], whole: float,
-    finest: float, at: float,
-    boxes: dict[str, list[object]],
+    finest: float, at: float, boxes: Growing,
 ) -> None:  # fmt: skip
     for which, parts in (("planned", device.planned), ("actual", device.actual)):
         top, bottom = (at - 0.42, at - 0.06) if which == "planned" else (at - 0.02, at + 0.40)
         for step, start, end in _merged(parts, finest):
             colour = scene.palette.colour(program, names.get(step, ""))
-            values = {
-                "left": SPLIT * start / whole,
-                "right": SPLIT * end / whole,
-                "top": top,
-                "bottom": bottom,
-                "fill": colour,
-                "alpha": 0.12 if which == "planned" else 1.0,
-                "edge": colour,
-                "node": names.get(step, "several"),
-                "which": which,
-                "from": f"{start:.4f} s to {end:.4f} s",
-                "took": duration(end - start),
-                "gang": number(run, step),
-            }
-            for name, value in values.items():
-                boxes[name].append(value)
+            alpha = 0.12 if which == "planned" else 1.0
+            box = SPLIT * start / whole, SPLIT * end / whole, top, bottom, colour, alpha, colour
+            about = names.get(step, "several"), which, f"{start:.4f} s to {end:.4f} s"
+            put(boxes, *box, *about, duration(end - start), number(run, step))
 
 
 def _merged(
@@ -202,9 +192,7 @@ def _merged(
     return out
 
 
-def _causes(
-    device: Device, at: float, gaps: dict[str, list[object]], words: dict[str, list[object]]
-) -> None:
+def _causes(device: Device, at: float, gaps: Growing, words: Growing) -> None:
     left, lost = RIGHT, device.lost
     runs = sorted(set(device.gap) - set(ORDER))
     for cause in (*ORDER[:1], *runs, *ORDER[1:]):
@@ -212,23 +200,13 @@ def _causes(
         if seconds <= 0 or lost <= 0:
             continue
         right = left + (1 - RIGHT) * seconds / lost
-        values = {
-            "left": left,
-            "right": right,
-            "top": at - 0.36,
-            "bottom": at + 0.36,
-            "fill": COLOURS.get(cause, NEUTRAL),
-            "device": f"{device.lane.host}, device {device.lane.device}",
-            "cause": cause,
-            "share": f"{100 * seconds / lost:.1f} %",
-            "took": duration(seconds),
-        }
-        for name, value in values.items():
-            gaps[name].append(value)
+        colour = COLOURS.get(cause, NEUTRAL)
+        put(
+            gaps, left, right, at - 0.36, at + 0.36, colour,
+            f"{device.lane.host}, device {device.lane.device}", cause,
+            f"{100 * seconds / lost:.1f} %", duration(seconds),
+        )  # fmt: skip
         word = f"{SHORT.get(cause, cause.partition(' (')[0])} {100 * seconds / lost:.0f} %"
         if (right - left) * FRAME > 7 * len(word):
-            words["x"].append((left + right) / 2)
-            words["y"].append(at)
-            words["text"].append(word)
-            words["ink"].append(ink_on(str(values["fill"])))
+            put(words, (left + right) / 2, at, word, ink_on(colour))
         left = right

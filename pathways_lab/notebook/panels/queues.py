@@ -26,8 +26,11 @@ from pathways_lab.notebook.scene.plot import (
     DATA,
     FRAME,
     TEXTS,
+    Growing,
     Layer,
     Plot,
+    blank,
+    put,
     wide,
 )
 from pathways_lab.notebook.scene.row_layout import Rows, short
@@ -36,6 +39,7 @@ from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.records import own
 from pathways_lab.timeline.waits import INPUT
 
+WORDS = ("x", "y", "text", "room", "choices", "ink")
 MOST_WORDS = 200
 """Labels on bars at most, and beside marks."""
 
@@ -108,7 +112,7 @@ def plot(scene: Scene, now: float) -> Plot:
             Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER, lined=True),
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
             Layer("queues-causes", TEXTS, _causes(scene, marks, now, each)),
-            Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else _no_words()),
+            Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else blank(WORDS)),
             Layer(CATALOGUE, DATA, scene.catalogue.columns()),
         ),
         time=True,
@@ -132,12 +136,10 @@ def _shown(scene: Scene) -> str:
     return f"last {many} of {program} · "
 
 
-def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in ("left", "right", "top", "bottom", "paint", "alpha", "what", "count", "busy",
-                     "run", "gang")
-    }  # fmt: skip
+def _open(scene: Scene, now: float) -> Growing:
+    columns = blank(
+        ("left", "right", "top", "bottom", "paint", "alpha", "what", "count", "busy", "run", "gang")
+    )
     seen: dict[float, None] = {}
     for lane, (run, step), since, what in scene.running():
         row = scene.drawn_at(lane)
@@ -145,21 +147,11 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
             continue
         seen[row] = None
         end = max(now, since)
-        values = {
-            "left": since - scene.origin,
-            "right": end - scene.origin,
-            "top": row - 0.40,
-            "bottom": row + 0.30,
-            "paint": scene.palette.code(what.program, what.node),
-            "alpha": 0.55,
-            "what": scene.catalogue.row(what),
-            "count": 1,
-            "busy": 1000 * (end - since),
-            "run": float(own(run)),
-            "gang": number(run, step),
-        }
-        for name, column in columns.items():
-            column.append(values[name])
+        paint, about = scene.palette.code(what.program, what.node), scene.catalogue.row(what)
+        put(
+            columns, since - scene.origin, end - scene.origin, row - 0.40, row + 0.30, paint, 0.55,
+            about, 1, 1000 * (end - since), float(own(run)), number(run, step),
+        )  # fmt: skip
     return columns
 
 
@@ -220,10 +212,6 @@ def _causes(scene: Scene, marks: dict[str, Any], now: float, each: float) -> dic
         "y": [float(middle[n] + inward[n]) for n in fits],
         **_named([(word(n), float(room[n])) for n in fits]),
     }
-
-
-def _no_words() -> dict[str, list[Any]]:
-    return {"x": [], "y": [], "text": [], "room": [], "choices": [], "ink": []}
 
 
 def _words(scene: Scene, bars: dict[str, Any], now: float) -> dict[str, list[Any]]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathways_lab.notebook.scene.palette import PAINTS
-from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot
+from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot, blank, put
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.busy import poured
@@ -57,9 +57,7 @@ def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
     edges, shares = _shares(scene, now)
     bands = _bands(scene, shares)
-    areas: dict[str, list[Any]] = {
-        name: [] for name in ("xs", "ys", "fill", "program", "client", "island", "share")
-    }
+    areas = blank(("xs", "ys", "fill", "program", "client", "island", "share"))
     readouts = {}
     for row, band in enumerate(bands):
         floor = np.zeros(len(edges) - 1)
@@ -69,13 +67,9 @@ def plot(scene: Scene, now: float) -> Plot:
             for part in _stretches(share > 1e-4):
                 until = float(edges[part.stop])
                 xs, ys = steps(edges[part], until, floor[part], ceiling[part])
-                areas["xs"].append(xs)
-                areas["ys"].append([round(row + 0.5 - y * TALL, 4) for y in ys])
-                areas["fill"].append(PAINTS[of[0]])
-                areas["program"].append(of[1])
-                areas["client"].append(of[2])
-                areas["island"].append(band.name)
-                areas["share"].append(f"{100 * _mean(edges, share):.0f} %")
+                ys = [round(row + 0.5 - y * TALL, 4) for y in ys]
+                told = f"{100 * _mean(edges, share):.0f} %"
+                put(areas, xs, ys, PAINTS[of[0]], *of[1:], band.name, told)
             floor = ceiling
         readouts[float(row)] = f"{100 * _mean(edges, floor):.0f} %"
     islands = len(scene.machine.islands)

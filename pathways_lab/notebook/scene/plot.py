@@ -11,7 +11,7 @@ numpy arrays of equal length.  y grows downwards, in rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,20 @@ from typing import Any
 import numpy as np
 
 Columns = Mapping[str, Any]
+Growing = dict[str, list[Any]]
+"""Columns that are being made."""
+
+
+def blank(names: Iterable[str]) -> Growing:
+    """Columns without an entry."""
+    return {name: [] for name in names}
+
+
+def put(columns: Growing, *values: Any) -> None:
+    """One entry more: a value for each of the columns, in their order."""
+    for column, value in zip(columns.values(), values, strict=True):
+        column.append(value)
+
 
 WIDTH, LEFT, RIGHT = 920, 150, 108
 """Pixels: of a whole picture, and of its margins, the same in all panels so that
