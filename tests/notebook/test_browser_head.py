@@ -30,7 +30,7 @@ BEGIN = """async () => {
   Object.assign(window, { View, rested });
   window.sent = [];
   window.head = new Head((name) => sent.push(name));
-  document.body.append(head.root, head.advice);
+  document.body.append(head.root, head.legend, head.advice);
 }"""
 
 
@@ -110,11 +110,11 @@ def test_how_long_a_function_is_compiled_goes_on_and_never_back(head: Shown) -> 
     assert head.says("compiling") == ""
 
 
-def test_advice_takes_the_lines_that_it_has_and_keeps_those_that_it_had(head: Shown) -> None:
+def test_a_head_takes_the_lines_that_it_has_and_keeps_those_that_it_had(head: Shown) -> None:
     """A line for what is not said would be a hole, and one that goes would move what is below."""
 
-    def height() -> float:
-        found: float = head.page.evaluate("head.advice.offsetHeight")
+    def height(part: str = "advice") -> float:
+        found: float = head.page.evaluate(f"head.{part}.offsetHeight")
         return found
 
     head.show(state="running")
@@ -124,8 +124,17 @@ def test_advice_takes_the_lines_that_it_has_and_keeps_those_that_it_had(head: Sh
     head.show(state="running", advice="island1 waits " * 60)
     several = height()
     assert several > one > 0
-    head.show(state="running")
+    head.show(state="running", status="status " * 99, legend=(("p", (("f", "#000000"),) * 99),))
     assert height() == several
+    parts = [height(part) for part in ("root", "legend")]
+    head.show(state="running")
+    assert [height(part) for part in ("root", "legend")] == parts
+    head.page.evaluate("head.fit(400)")
+    head.show(state="running")
+    assert [height(part) < one for part, one in zip(("root", "legend"), parts, strict=True)] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(

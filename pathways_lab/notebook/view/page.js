@@ -34,11 +34,14 @@ class Head {
     this.buttons = this.tools.appendChild(element("span", "buttons"));
     this.legend = element("div", "legend");
     this.advice = element("div", "advice");
+    this.parts = [this.root, this.legend, this.advice];
     this.send = send;
   }
 
   // header: as it came *age* seconds ago.
   show(header, age) {
+    // Lines that were there once stay: what is below must not move under the pointer.
+    for (const part of this.parts) part.style.minHeight = `${part.offsetHeight}px`;
     this.title.textContent = header.title;
     // What was asked for is under way until the lab says how it ended.
     const state = this.cancelled && header.actions.includes("cancel") ? "cancelling" : header.state;
@@ -49,11 +52,8 @@ class Head {
     this.progress.hidden = header.progress < 0;
     if (header.progress >= 0) this.progress.value = header.progress;
     this.notes.replaceChildren(...header.notes.map((note) => element("span", "note", note)));
-    if (this.advice.title !== header.advice) {
-      // Lines that were there once stay: what is below must not move under the pointer.
-      this.advice.style.minHeight = `${this.advice.offsetHeight}px`;
+    if (this.advice.title !== header.advice)
       this.advice.textContent = this.advice.title = header.advice;
-    }
     const actions = header.actions.join(" ");
     if (actions !== this.actions) {
       this.actions = actions;
@@ -64,6 +64,12 @@ class Head {
       this.shown = legend;
       this.legend.replaceChildren(...header.legend.map(([program, nodes]) => Head.entry(program, nodes)));
     }
+  }
+
+  // At another width of the page there are other lines.
+  fit(width) {
+    if (width !== this.width) for (const part of this.parts) part.style.minHeight = "";
+    this.width = width;
   }
 
   // What goes on with time, also while nothing comes.
@@ -165,6 +171,7 @@ class View {
     }, TICK);
     this.fitted = [];
     this.size = new ResizeObserver(() => requestAnimationFrame(() => {
+      this.head.fit(this.body.clientWidth);
       this.fit();
       if (feed.header && !feed.frozen) this.foot.draw(feed.header);
     }));
