@@ -111,6 +111,7 @@ class Part(Plain):
     source, target: device numbers.  box: what the buffer holds of the array.
     rows: the buffer holds these rows of the box, from and to, and all others are zeros.
     sent: seconds on the control plane's clock.
+    onward: hosts, and their targets, that the part goes on to from its receiver.
     """
 
     parcels: ClassVar[tuple[int, int]] = 0, 1
@@ -122,6 +123,7 @@ class Part(Plain):
     sent: float = 0.0
     failure: Failure | None = None
     rows: tuple[Number, Number] | None = None
+    onward: tuple[tuple[str, Device], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

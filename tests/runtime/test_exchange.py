@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import queue
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,128 +16,14 @@ import numpy as np
 import pytest
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.layout import Layout
-from pathways_lab.core.program.program import Plan, Transfer, Value
-from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Receive, Send
 from pathways_lab.executor.launcher import Launcher
-from pathways_lab.executor.local_array import READY, Slot
-from pathways_lab.executor.transfer_routes import route
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.data_messages import Part
-from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.host.migration import Parking
-from pathways_lab.runtime.host.transfer_engine import Arrived, Exchange
+from pathways_lab.runtime.host.transfer_engine import Exchange
 from pathways_lab.transport.codec import unpack_fields
+from tests.runtime.exchange_kit import FAR, NEAR, Bench, Case, Wire, gathered
 from tests.runtime.host_kit import binding, layout
-from tests.runtime.launch_kit import with_bytes
-
-NEAR, FAR = "island0/host0", "island1/host0"
-
-
-class Wire:
-    """Peers that note what is sent, and hand it over when told."""
-
-    def __init__(self) -> None:
-        self.letters: list[tuple[str, dict[str, Any], list[bytes]]] = []
-        self.broken: Exception | None = None
-
-    def send(
-        self, host: str, op: str, fields: dict[str, Any], buffers: Sequence[Any], done: Any
-    ) -> None:
-        self.letters.append((host, fields, [bytes(b) for b in buffers]))
-        done(self.broken)
-
-
-class Bench:
-    """One host's exchange; what it posts is waited for here."""
-
-    def __init__(self, host: str, wire: Wire) -> None:
-        self.host = host
-        self.runtime = CpuRuntime(host, 4)
-        self.posted: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.Queue()
-        self.sent: list[tuple[Send, Failure | None, float, float, int]] = []
-        self.arrived: list[Arrived] = []
-        self.deaths: list[BaseException] = []
-        self.exchange = Exchange(
-            host,
-            wire,  # type: ignore[arg-type]
-            lambda: 1.0,
-            lambda function, *args: self.posted.put((function, args)),
-            self.deaths.append,
-        )
-
-    def settle(self) -> None:
-        """Until everything that was submitted has been done and handed over."""
-        self.exchange.submit(lambda: self.posted.put((_stop, ())))
-        while True:
-            function, args = self.posted.get(timeout=10)
-            if function is _stop:
-                assert self.deaths == []
-                return
-            function(*args)
-
-
-def _stop() -> None:
-    raise AssertionError
-
-
-class Case:
-    """A transfer between two slices, with a real source array."""
-
-    def __init__(
-        self,
-        benches: dict[str, Bench],
-        shape: tuple[int, ...],
-        source: tuple[SliceBinding, Layout],
-        target: tuple[SliceBinding, Layout],
-        trimmed: bool = False,
-        step: int = 0,
-    ) -> None:
-        self.benches, self.key = benches, (1, step)
-        self.bindings = (source[0], target[0])
-        self.values = tuple(
-            with_bytes(shape, "float32", on.slice, where) for on, where in (source, target)
-        )
-        self.node = Transfer(0, 1, trimmed=trimmed)
-        self.plan = Plan("p", "p", self.values, (), (), (), ())
-        self.places: tuple[Place, ...] = tuple(
-            benches[on.hosts[0]].runtime.open(on) for on in self.bindings
-        )
-        self.data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
-        if trimmed:
-            self.data[:2] = self.data[5:] = 0
-        # Made by a computation, so that its memory is JAX's own.
-        where = self.places[0].sharding(source[1])
-        self.array = jax.jit(lambda x: x + 0, out_shardings=where)(jax.device_put(self.data, where))
-        self.source, self.target = (self.slot(v) for v in self.values)
-        self.source.payload = self.array
-        self.source.become(READY)
-
-    def slot(self, value: Value) -> Slot:
-        return Slot(value, ())
-
-    def route(self, host: str) -> Any:
-        source, target = self.values
-        assert source.layout
-        assert target.layout
-        return route(source.shape, source.layout, target.layout, *self.bindings, host)
-
-    def send(self, failure: Failure | None = None) -> None:
-        host = self.bindings[0].hosts[0]
-        action = Send(self.key, self.plan, self.node, self.source, failure, 0)
-        exchange, sent = self.benches[host].exchange, self.benches[host].sent
-        exchange.submit(
-            exchange.send, action, self.places[0], self.route(host), lambda *what: sent.append(what)
-        )
-        self.benches[host].settle()
-
-    def receive(self) -> None:
-        host = self.bindings[1].hosts[0]
-        action = Receive(self.key, self.plan, self.node, self.target, 0)
-        exchange, arrived = self.benches[host].exchange, self.benches[host].arrived
-        exchange.submit(exchange.receive, action, self.places[1], self.route(host), arrived.append)
-        self.benches[host].settle()
 
 
 @pytest.fixture
@@ -401,8 +286,7 @@ def test_early_pieces_wait_for_their_grant_and_late_ones_are_thrown_away(
 def test_early_pieces_go_with_a_run_whose_turn_never_came(
     benches: dict[str, Bench], wire: Wire
 ) -> None:
-    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
-    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case = gathered(benches)
     case.send()
     deliver(benches, wire)
     exchange = benches[FAR].exchange
@@ -438,8 +322,7 @@ def test_a_transfer_of_nothing_is_complete_at_once(benches: dict[str, Bench]) ->
 
 
 def test_a_failed_source_travels_as_its_failure(benches: dict[str, Bench], wire: Wire) -> None:
-    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
-    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case = gathered(benches)
     boom = Failure("execute", "boom")
     case.receive()
     case.send(boom)
@@ -451,8 +334,7 @@ def test_a_failed_source_travels_as_its_failure(benches: dict[str, Bench], wire:
 def test_what_cannot_be_sent_is_a_failure_of_the_transfer(
     benches: dict[str, Bench], wire: Wire
 ) -> None:
-    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
-    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case = gathered(benches)
     wire.broken = ConnectionError("host is gone")
     case.send()
     ((_, failure, *_),) = benches[NEAR].sent
@@ -471,8 +353,7 @@ def test_what_cannot_be_sent_is_a_failure_of_the_transfer(
 def test_a_broken_link_fails_exactly_those_who_wait_for_it(
     benches: dict[str, Bench], wire: Wire
 ) -> None:
-    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
-    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case = gathered(benches)
     case.receive()
     exchange = benches[FAR].exchange
     exchange.submit(exchange.peer_lost, "island2/host0", "gone")
@@ -487,8 +368,7 @@ def test_a_broken_link_fails_exactly_those_who_wait_for_it(
 
 def test_a_link_that_broke_before_a_transfers_turn_fails_it_then(benches: dict[str, Bench]) -> None:
     """Parts that came over it may be lost, and will not be sent again."""
-    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
-    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case = gathered(benches)
     exchange = benches[FAR].exchange
     exchange.submit(exchange.peer_lost, NEAR, "gone", [(1, 0)])
     case.receive()
@@ -501,8 +381,7 @@ def test_a_link_that_broke_before_a_transfers_turn_fails_it_then(benches: dict[s
 def test_a_wrong_piece_fails_its_transfer(
     benches: dict[str, Bench], wire: Wire, wrong: str
 ) -> None:
-    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
-    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case = gathered(benches)
     case.receive()
     case.send()
     host, fields, buffers = wire.letters[0]
@@ -519,8 +398,7 @@ def test_a_wrong_piece_fails_its_transfer(
 
 
 def test_a_cancelled_transfer_is_forgotten(benches: dict[str, Bench], wire: Wire) -> None:
-    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
-    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case = gathered(benches)
     exchange = benches[FAR].exchange
     exchange.submit(exchange.cancel, (1, 0))
     case.receive()
@@ -572,3 +450,35 @@ def test_a_suspended_slice_without_room_in_its_host_s_memory_is_lost_alone(
     assert lost == [(1, f"an array could not be taken from the devices of {NEAR}: MemoryError")]
     assert case.source.payload is case.array
     assert case.source.users == 0
+
+
+def test_a_part_goes_on_to_the_next_host_at_once(benches: dict[str, Bench], wire: Wire) -> None:
+    """Also where nobody waits for it here, or not any more."""
+    exchange = benches[FAR].exchange
+    exchange.submit(exchange.run_over, 1)
+    onward = (("island1/host1", 3), ("island1/host2", 5))
+    part = Part(1, 0, 2, 0, ((0, 8),), 0.5, onward=onward)
+    exchange.submit(exchange.piece, part, memoryview(b"the bytes"))
+    benches[FAR].settle()
+    ((host, fields, buffers),) = wire.letters
+    assert (host, buffers) == ("island1/host1", [b"the bytes"])
+    assert unpack_fields(Part, fields) == replace(part, target=3, onward=onward[1:])
+
+
+def test_hosts_that_parts_would_go_on_to_hear_that_they_will_not_come(
+    benches: dict[str, Bench], wire: Wire
+) -> None:
+    """They have no link to the host that was lost, and would wait for ever."""
+    case = gathered(benches)
+    whole = case.route(FAR)
+    (group,) = whole.groups
+    pieces = tuple(replace(p, onward=(("island1/host1", 0),)) for p in group.pieces)
+    case.receive(replace(whole, groups=(replace(group, pieces=pieces),)))
+    exchange = benches[FAR].exchange
+    exchange.submit(exchange.peer_lost, NEAR, "gone")
+    benches[FAR].settle()
+    ((host, fields, _),) = wire.letters
+    assert host == "island1/host1"
+    (arrived,) = benches[FAR].arrived
+    assert arrived.failure is not None
+    assert unpack_fields(Part, fields).failure == arrived.failure

@@ -100,10 +100,10 @@ def test_any_pair_of_layouts(lab: Lab, data: st.DataObject, rank: int, dtype: st
     assert arrived.host == target_host
     way = route(shape, made[0][1], made[1][1], made[0][0], made[1][0], target_host)
     other = sum(
-        math.prod(stop - start for start, stop in box)
+        math.prod(stop - start for start, stop in piece.box)
         for group in way.groups
-        for box, _, owner in group.pieces
-        if owner != target_host
+        for piece in group.pieces
+        if piece.owner != target_host
     )
     assert arrived.args["nbytes"] == other * whole.dtype.itemsize
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor import transfer_routes
 from pathways_lab.executor.transfer_routes import route
 from pathways_lab.runtime.arrays import index
 
@@ -29,28 +32,37 @@ def ends(draw: st.DrawFn, rank: int) -> tuple[Layout, SliceBinding]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.data(), st.integers(0, 2))
-def test_hosts_agree_and_every_element_arrives_once(data: st.DataObject, rank: int) -> None:
+@given(st.data(), st.integers(0, 2), st.booleans())
+def test_hosts_agree_and_every_element_arrives_once(
+    data: st.DataObject, rank: int, apart: bool
+) -> None:
+    """Also where pieces go from host to host, in parts of 12 elements."""
     shape = (16,) * rank
     source, source_binding = data.draw(ends(rank))
     target, target_binding = data.draw(ends(rank))
     hosts = {h for b in (source_binding, target_binding) for h, _ in b.devices}
-    routes = {
-        h: route(shape, source, target, source_binding, target_binding, h) for h in sorted(hosts)
-    }
-    sent = {
-        (name, send.host, send.target, send.box, send.source)
-        for name, made in routes.items()
-        for send in made.sends
-    }
+    bindings = source_binding, target_binding
+    with patch.object(transfer_routes, "_PART", 12):
+        route.cache_clear()
+        routes = {h: route(shape, source, target, *bindings, h, apart) for h in sorted(hosts)}
+        route.cache_clear()
+    sent = set()
+    for name, made in routes.items():
+        for send in made.sends:
+            sender = name
+            for host, group in ((send.host, send.target), *send.onward):
+                sent.add((sender, host, group, send.box, send.source))
+                sender = host
     expected = set()
+    owners = {(host, number) for number, (host, _) in enumerate(source_binding.devices)}
     served: set[int] = set()
     for name, made in routes.items():
         for group in made.groups:
             filled = np.zeros(shape, np.int8)
-            for box, device, owner in group.pieces:
-                filled[index(box)] += 1
-                expected.add((owner, name, group.target, box, device))
+            for piece in group.pieces:
+                filled[index(piece.box)] += 1
+                expected.add((piece.sender, name, group.target, piece.box, piece.source))
+                assert (piece.owner, piece.source) in owners
             assert (filled[index(group.box)] == 1).all()
             assert filled.sum() == filled[index(group.box)].size
             assert all(target_binding.devices[d][0] == name for d in group.devices)
@@ -69,6 +81,27 @@ def test_replicas_on_one_host_are_sent_once() -> None:
     assert [(s.host, s.box) for s in made.sends] == [("B", ((0, 8),))]
     (group,) = route((8,), whole, whole, near, far, "B").groups
     assert group.devices == (0, 1, 2, 3)
+
+
+def test_a_large_copy_for_several_machines_leaves_its_owner_once_and_goes_on() -> None:
+    """In parts, so that the next machine has the first ones while the last ones come."""
+    one, three = Layout((("x", 1),), ((), ())), Layout((("x", 3),), ((), ()))
+    here = SliceBinding(1, "k", "i", (1,), ("x",), (("A", 0),), "cpu")
+    there = SliceBinding(2, "k", "j", (3,), ("x",), tuple((h, 0) for h in "BCD"), "cpu")
+    shape = (1024, 1024)
+    direct = route(shape, one, three, here, there, "A")
+    assert [(s.host, s.onward) for s in direct.sends] == [("B", ()), ("C", ()), ("D", ())]
+    made = route(shape, one, three, here, there, "A", True)
+    assert {(s.host, s.target, s.onward) for s in made.sends} == {("B", 0, (("C", 1), ("D", 2)))}
+    parts = [s.box for s in made.sends]
+    assert parts == [((256 * n, 256 * (n + 1)), (0, 1024)) for n in range(4)]
+    assert made.receivers == {"B", "C", "D"}
+    (group,) = route(shape, one, three, here, there, "C", True).groups
+    assert [(p.box, p.owner, p.sender, p.onward) for p in group.pieces] == [
+        (part, "A", "B", (("D", 2),)) for part in parts
+    ]
+    small = route((8, 8), one, three, here, there, "A", True)
+    assert [s.host for s in small.sends] == ["B", "C", "D"], "the way over others takes longer"
 
 
 def test_nothing_is_sent_of_an_empty_array() -> None:

@@ -127,7 +127,10 @@ class HostRim:
         self.reports = Reports(
             name, island, self._clock, self.tell_control, self._later, self.launcher, self._story
         )
-        self.tenants = Tenants(name, runtime, self.launcher, self.compiler, self._lanes, self)
+        self.tenants = Tenants(
+            name, runtime, self.launcher, self.compiler, self._lanes, self,
+            apart=client_context is not None,
+        )  # fmt: skip
         self.exchange = Exchange(name, self._peers, self._clock, self.post, self._thread_died)
         self.desk = Desk(
             name, data_key, self.launcher, self.tenants, self.exchange, self._peers, self.reports,

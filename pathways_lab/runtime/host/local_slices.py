@@ -77,7 +77,7 @@ class Tenant:
 
 
 class Tenants:
-    """All slices that this host was told of."""
+    """All slices that this host was told of.  apart: the lab's hosts are on several machines."""
 
     def __init__(
         self,
@@ -87,7 +87,9 @@ class Tenants:
         compiler: Compiler,
         lanes: Lanes,
         told: Told,
+        apart: bool = False,
     ) -> None:
+        self._apart = apart
         self._host = host
         self._runtime = runtime
         self._launcher = launcher
@@ -142,6 +144,7 @@ class Tenants:
             self[source.slice].binding,
             self[target.slice].binding,
             self._host,
+            self._apart,
         )
 
     def argument(

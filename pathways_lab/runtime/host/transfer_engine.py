@@ -25,7 +25,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -203,20 +203,24 @@ class Exchange:
             rows = arrays.rows_with_values(part) if action.node.trimmed else None
             data = arrays.as_bytes(part if rows is None else part[slice(*rows)])
             message = pack_fields(
-                Part(run, step, send.target, send.source, send.box, start, rows=rows)
+                Part(run, step, send.target, send.source, send.box, start, None, rows, send.onward)
             )
             self._peers.send(send.host, "piece", message, [data], letters.add(data.nbytes))
 
     def _tell_receivers(self, key: Key, route: Route, failure: Failure) -> None:
         """There will be no data: those who wait for it shall know at once."""
+        self._tell(route.receivers - {self._host}, key, failure)
+        if self._host not in route.receivers:
+            return
+        if key in self._incoming:
+            self._fail(key, failure)
+        else:
+            self._keep(key, lambda: self._fail(key, failure))
+
+    def _tell(self, hosts: Iterable[str], key: Key, failure: Failure) -> None:
         fields = pack_fields(Part(*key, failure=failure))
-        for host in route.receivers:
-            if host != self._host:
-                self._peers.send(host, "piece", fields, [], lambda error: None)
-            elif key in self._incoming:
-                self._fail(key, failure)
-            else:
-                self._keep(key, lambda: self._fail(key, failure))
+        for host in hosts:
+            self._peers.send(host, "piece", fields, [], lambda error: None)
 
     # --- receiving --------------------------------------------------------------------
 
@@ -231,7 +235,7 @@ class Exchange:
             place,
             done,
             {group.target: group for group in route.groups},
-            {group.target: {box for box, _, _ in group.pieces} for group in route.groups},
+            {group.target: {piece.box for piece in group.pieces} for group in route.groups},
         )
         self._incoming[action.key] = incoming
         dtype = arrays.physical_of(incoming.action.target.value).dtype
@@ -259,10 +263,18 @@ class Exchange:
 
     def piece(self, message: Part, data: Any) -> None:
         """A message of another host: one part of a transfer, or that there will be none."""
+        if message.onward:
+            # At once, and also where nobody waits for it here: others do.
+            (host, target), *onward = message.onward
+            passed = pack_fields(replace(message, target=target, onward=tuple(onward)))
+            self._peers.send(host, "piece", passed, [data], lambda error: None)
+        self._take(message, data)
+
+    def _take(self, message: Part, data: Any) -> None:
         key = (message.run, message.step)
         incoming = self._incoming.get(key)
         if incoming is None:
-            self._keep(key, lambda: self.piece(message, data))
+            self._keep(key, lambda: self._take(message, data))
             return
         try:
             if message.failure is not None:
@@ -322,7 +334,7 @@ class Exchange:
             for group in incoming.groups.values()
             for device in group.devices
         }
-        sources = {host for g in incoming.groups.values() for _, _, host in g.pieces}
+        sources = {piece.owner for g in incoming.groups.values() for piece in g.pieces}
         try:
             payload = arrays.join(incoming.action.target.value, incoming.place, shards)
         except Exception as error:
@@ -367,15 +379,18 @@ class Exchange:
         key = incoming.action.key
         if self._incoming.get(key) is not incoming:
             return
-        owners = {
-            (target, box): owner
-            for target, group in incoming.groups.items()
-            for box, _, owner in group.pieces
-        }
-        if host in {owners[t, box] for t, boxes in incoming.missing.items() for box in boxes}:
+        lost = [
+            piece
+            for target, boxes in incoming.missing.items()
+            for piece in incoming.groups[target].pieces
+            if piece.sender == host and piece.box in boxes
+        ]
+        if lost:
             text = f"the connection from host {host} to {self._host} broke during a transfer"
             remedy = "run the program again"
-            self._fail(key, Failure("lost", f"{text}: {reason}", remedy, host=self._host))
+            failure = Failure("lost", f"{text}: {reason}", remedy, host=self._host)
+            self._fail(key, failure)
+            self._tell({taker for piece in lost for taker, _ in piece.onward}, key, failure)
 
     # --- uploads and fetches ------------------------------------------------------------
 
