@@ -23,10 +23,15 @@ class Group:
         self._folder = machines.shared
         self._logs: list[IO[str]] = []
         self._certs = f"{self._folder}/certs"
-        machines["sched"].run(sys.executable, "-m", "pathways_lab", "cluster", "certs", self._certs)
+        self.certify()
         # With Dask's pages it takes three seconds longer.
         scheduler = ("distributed.cli.dask_scheduler", "--protocol", "tls", "--no-dashboard")
         self.start("sched", *scheduler, *options, **environment)
+
+    def certify(self, *options: str) -> None:
+        """Certificates for all, in the shared folder, as far as they are not there."""
+        command = (sys.executable, "-m", "pathways_lab", "cluster", "certs", self._certs)
+        self.machines["sched"].run(*command, *options)
 
     def worker(self, machine: str, *options: str, **environment: str) -> subprocess.Popen[str]:
         """A worker of the island ``west`` on a machine."""

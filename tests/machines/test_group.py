@@ -222,6 +222,7 @@ say("back", lab.islands[0].hosts[0].name, add(np.arange(4.0)).result().sum())
 
 
 def test_a_machine_that_boots_comes_back_under_its_name(machines: Make) -> None:
+    """Also with a certificate that was renewed while the lab runs."""
     silent = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "11s"}
     with group_of(machines(("sched", "one", "note")), "--host", "10.77.0.1", **silent) as group:
         group.worker("one", "--devices", "1", "--island", "east")
@@ -231,6 +232,7 @@ def test_a_machine_that_boots_comes_back_under_its_name(machines: Make) -> None:
             assert client.stdout
             said = iter(client.stdout.readline, "")
             assert "there 10.0 east/one\n" in said
+            group.certify("--renew")
             group.machines.boot("one")
             group.worker("one", "--devices", "1", "--island", "east")
             client.stdin.write("\n")
