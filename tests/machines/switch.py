@@ -28,6 +28,7 @@ from typing import Any
 TUNSETIFF, TAP, BARE = 0x400454CA, 0x0002, 0x1000
 LONGEST = 65536
 TCP, SYN, ACK = 6, 2, 16
+ARP = b"\x08\x06"
 BACKLOG = 0.5
 """Seconds of traffic that may stand before a slow link; more is lost."""
 
@@ -123,7 +124,9 @@ class Switch:
                 return
             for pattern in self._sniffed:
                 self._sniffed[pattern] += pattern.encode() in frame
-            targets = [frame[5]] if frame[5] in self._ends else [*self._ends]
+            # Who asks all machines for an address (ARP) is answered by one: many ask at once.
+            meant = frame[41] if frame[12:14] == ARP else frame[5]
+            targets = [meant] if meant in self._ends else [*self._ends]
             for target in targets:
                 walled = target in self._walls and opens(frame, self._walls[target])
                 if target != source and not walled and self._passes(source, target):

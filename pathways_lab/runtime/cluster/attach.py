@@ -365,7 +365,8 @@ def _attach(
             tell("the device processes are there")
             for told in out:
                 tell(f"left out: {told}")
-    if not local:
+    # The ways between all hosts are many; who joins later has the doctor for them.
+    if not local and not control["hosts_are_there"]:
         _tell_closed(client, tell)
     return ControlAddress(
         control["client_address"],

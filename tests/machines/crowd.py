@@ -1,0 +1,187 @@
+"""Many machines: what it takes to form their lab, to join it, and to call one island of it.
+
+``python -m tests.machines.crowd 4 32`` makes labs of so many machines, one after the other; each
+machine is an island with one device.  Three clients work on islands of their own, and the first of
+them on one more, whose machine is killed and comes back.  It must hold that nobody but that client
+loses anything, that the reason names the machine, and that all results are right.
+
+The numbers mean something on idle processors only: all machines share those of this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.machines.bench import Machines
+from tests.machines.group import Group
+
+CLIENTS = 3
+CLIENT = """
+import json, os, statistics, sys, time
+import distributed, numpy as np, pathways_lab as pw
+with distributed.Client(sys.argv[1]) as dask: dask.wait_for_workers(int(os.environ["COUNT"]))
+def say(**what): print(json.dumps(what), flush=True)
+begun = time.monotonic()
+lab = pw.connect(sys.argv[1])
+say(connected=time.monotonic() - begun, islands=len(lab.islands))
+def taken(call):
+    begun = time.monotonic()
+    call()
+    return time.monotonic() - begun
+class Place:
+    def __init__(self, island):
+        self.island, self.slice = island, lab.slice(1, island=island)
+        self.add = pw.jit(lambda x: x + 1, on=self.slice)
+        self.again()
+    def again(self): self.value, self.count = self.add(np.zeros(8, np.float32)), 1
+    def step(self):
+        self.value, self.count = self.add(self.value), self.count + 1
+    def wait(self): return bool((self.value.result() == self.count).all())
+    def waited(self):
+        self.step()
+        self.wait()
+    def many(self):
+        for _ in range(500): self.step()
+        self.wait()
+places = [Place(island) for island in os.environ["ISLANDS"].split(",")]
+for order in sys.stdin:
+    if order == "cost\\n":
+        for _ in range(3): places[0].many()
+        waited = [taken(places[0].waited) for _ in range(300)]
+        many = [taken(places[0].many) / 500 for _ in range(9)]
+        say(waited=statistics.median(waited), pipelined=statistics.median(many))
+        continue
+    end, steps, wrong, lost, back = time.monotonic() + float(order), 0, 0, [], []
+    while time.monotonic() < end:
+        for place in places:
+            try:
+                place.step()
+                wrong += not place.wait()
+                steps += 1
+            except pw.PathwaysError as error:
+                lost.append(error.failure.message)
+                gone = time.monotonic()
+                while place.island not in [island.name for island in lab.islands]: time.sleep(0.2)
+                place.slice.rebind()
+                place.again()
+                back.append(time.monotonic() - gone)
+    say(steps=steps, wrong=wrong, lost=lost, back=back)
+"""
+
+
+def imports(count: int) -> float:
+    """Seconds in which so many processes import JAX and Dask, as many at a time as processors."""
+    cores = os.cpu_count() or 1
+    sample = min(count, 4 * cores)
+    command = [sys.executable, "-c", "import jax, distributed"]
+    begun = time.monotonic()
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(lambda _: subprocess.run(command, check=True), range(sample)))
+    return (time.monotonic() - begun) * count / sample
+
+
+class Crowd:
+    """A lab of so many machines, and its clients."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self._names = [f"m{number}" for number in range(count)]
+        self.machines = Machines(("sched", "note", *self._names), folder)
+        self._group = Group(self.machines)
+        self._clients: list[subprocess.Popen[str]] = []
+        for name in self._names:
+            self.work(name)
+
+    def work(self, name: str) -> None:
+        """Start the worker of a machine."""
+        self._group.worker(name, "--island", name, "--devices", "1")
+
+    def join(self, *islands: int) -> dict[str, Any]:
+        """One more client, with slices on these islands; how long it took to connect."""
+        names = ",".join(self._names[number] for number in islands)
+        environment = {"COUNT": str(len(self._names)), "ISLANDS": names}
+        self._clients.append(self._group.client("note", CLIENT, **environment))
+        return self.hear(-1)
+
+    def tell(self, client: int, order: str) -> None:
+        """An order to a client."""
+        into = self._clients[client].stdin
+        assert into
+        into.write(f"{order}\n")
+        into.flush()
+
+    def hear(self, client: int) -> dict[str, Any]:
+        """The next answer of a client; other lines are shown."""
+        answers = self._clients[client].stdout
+        assert answers
+        for line in answers:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+            print("   ", line.rstrip()[:200], flush=True)
+        raise RuntimeError("a client has ended")
+
+    def close(self) -> None:
+        """End everything."""
+        self._group.close()
+        self.machines.close()
+
+
+def measure(count: int, seconds: float) -> list[str]:
+    """Form a lab, say what it took, lose a machine; the problems."""
+    alone = imports(count)
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.monotonic()
+        crowd = Crowd(count, Path(folder))
+        try:
+            last = count - 1
+            first = crowd.join(0, last)
+            formed = time.monotonic() - begun
+            print(f"{count} machines: {first['islands']} islands after {formed:.1f} s;", end=" ")
+            print(f"importing JAX and Dask so often takes {alone:.1f} s ({formed / alone:.2f})")
+            for number in range(1, CLIENTS):
+                print(f"client {number + 1} connected in {crowd.join(number)['connected']:.2f} s")
+            crowd.tell(0, "cost")
+            cost = crowd.hear(0)
+            print(f"a call on one island: {1e6 * cost['pipelined']:.0f} us pipelined,", end=" ")
+            print(f"{1e3 * cost['waited']:.2f} ms waited for", flush=True)
+            for client in range(CLIENTS):
+                crowd.tell(client, str(seconds))
+            time.sleep(seconds / 10)
+            victim = f"m{last}"
+            crowd.machines.kill(victim)
+            crowd.machines.boot(victim)
+            crowd.work(victim)
+            done = [crowd.hear(client) for client in range(CLIENTS)]
+        finally:
+            crowd.close()
+    print(f"{victim} was lost and came back: {done}", flush=True)
+    problems = [f"client {n + 1} has wrong results" for n, each in enumerate(done) if each["wrong"]]
+    problems += [
+        f"client {n + 1} lost {each['lost']}" for n, each in enumerate(done[1:], 1) if each["lost"]
+    ]
+    if not done[0]["back"]:
+        problems.append(f"{victim} did not come back")
+    problems += [f"a wrong reason: {why}" for why in done[0]["lost"] if victim not in why]
+    return problems
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("counts", type=int, nargs="+", help="of machines, four at least")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of work beside a loss")
+    chosen = parser.parse_args()
+    problems = [text for count in chosen.counts for text in measure(count, chosen.seconds)]
+    sys.exit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()
