@@ -20,6 +20,7 @@ from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import measure
 
 JAX, LAB, DOOR = "JAX, one process", "lab", "JAX through the door"
+SYSTEMS = {JAX: "jax", LAB: "lab", DOOR: "door"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=9, budget=0.3)
     parser.add_argument("--arrays", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     chosen = parser.parse_args(argv)
     how = settings(chosen)
     counts = [1, 16] if how.quick else chosen.arrays
@@ -34,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for devices in chosen.devices:
         systems = [
             Child(name, "benchmarks.gangs.pytrees", cases, system=system, devices=devices)
-            for name, system in ((JAX, "jax"), (LAB, "lab"), (DOOR, "door"))
+            for name, system in SYSTEMS.items()
+            if name in chosen.systems
         ]
         measured = measure(systems, cases, rounds=how.rounds, budget=how.budget, seed=how.seed)
         title = f"calls with many arrays, {devices} device{'s' * (devices > 1)} of one host"

@@ -20,6 +20,7 @@ from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import measure
 
 JAX, LAB, DOOR = "JAX, one process", "lab", "JAX through the door"
+SYSTEMS = {JAX: "jax", LAB: "lab", DOOR: "door"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=9, budget=0.5)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=(*MODELS, WIDE))
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     chosen = parser.parse_args(argv)
     how = settings(chosen)
     cases = [MODELS[-1]] if how.quick else chosen.models
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 name, "benchmarks.gangs.models", cases,
                 system=system, devices=devices, expected=expected,
             )
-            for name, system in ((JAX, "jax"), (LAB, "lab"), (DOOR, "door"))
+            for name, system in SYSTEMS.items() if name in chosen.systems
         ]  # fmt: skip
         measured = measure(systems, cases, rounds=how.rounds, budget=how.budget, seed=how.seed)
         title = f"training steps, {devices} device{'s' * (devices > 1)} of one host"
