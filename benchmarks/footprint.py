@@ -2,11 +2,12 @@
 
     python -m benchmarks.footprint [--arrays 1 16 64 256 1024] [--devices 4]
 
-Calls ``t = f(t)`` with a list of n arrays of eight numbers, each waited for, so that each travels
-alone: calls that come fast travel together, and fewer of them the more arrays they have.  Per
-call, the control plane's processor time and the bytes that the kernel sends it; then the memory
-that each array holds in the kernel and on its host, and both after a million arrays were made
-and dropped.  Memory is each process's own part (PSS); what the heaps keep for themselves counts.
+Calls ``t = f(t)`` with a list of n arrays of eight numbers, one every 30 ms: calls that come fast
+travel together, and what the control plane does by the clock would count the more, the longer a
+call takes.  Per call, the control plane's processor time and the bytes that the kernel sends it;
+then the memory that each array holds in each process, and what is left of it after one and after
+two million arrays that were made and dropped.  Memory is each process's own part (PSS), with
+what its heaps keep for themselves.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.machine import processor_seconds
 from benchmarks.harness.report import markdown
 
-CALLS = 300
-"""Calls of a sample."""
+CALLS, EVERY = 60, 0.03
+"""Calls of a sample, and the seconds from one to the next."""
 HELD = 100_000
 """Arrays that are held at once."""
 WIDE = 1000
 """Arrays that one call of these makes."""
 TURNS = 10
-"""So often are they made and dropped."""
+"""So often are they made and dropped for a row of the table."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -75,7 +76,9 @@ def _calls(lab: Any, on: Any, counts: Sequence[int], rounds: int) -> str:
             sent.clear()
             seconds = processor_seconds([control.pid])
             for _ in range(CALLS):
+                next_one = time.monotonic() + EVERY
                 trees[count] = jax.block_until_ready(step(trees[count]))
+                time.sleep(max(0.0, next_one - time.monotonic()))
             seconds = processor_seconds([control.pid]) - seconds
             if turn:  # the first compiles
                 found[count].append((seconds / CALLS * 1e6, sum(sent) / CALLS))
@@ -102,22 +105,24 @@ def _memory(lab: Any, on: Any, held: int) -> str:
         "host": _processes("workers_main")[-1],
         "control plane": _processes("control_plane.process")[0],
     }
-    # Like a kernel that has done this before: heaps have grown, and code is there.
-    jax.block_until_ready([make(zero) for _ in range(held // WIDE)])
-    before = _settled(who)
+    jax.block_until_ready(make(zero))
+    seen = [_settled(who)]
     kept = [make(zero) for _ in range(held // WIDE)]
     jax.block_until_ready(kept)
-    full = _settled(who)
-    for _ in range(TURNS):
-        del kept
-        kept = [make(zero) for _ in range(held // WIDE)]
-        jax.block_until_ready(kept)
-    del kept
-    after = _settled(who)
-    rows = [["process", "bytes an array, held", f"MB more after {TURNS * held:,} made and dropped"]]
+    seen.append(_settled(who))
+    for _ in range(2):
+        for _ in range(TURNS):
+            kept.clear()
+            kept += [make(zero) for _ in range(held // WIDE)]
+            jax.block_until_ready(kept)
+        kept.clear()
+        seen.append(_settled(who))
+    made = TURNS * held
+    rows = [["process", "bytes an array, held", *(f"MB after {n * made:,}" for n in (0, 1, 2))]]
     for name in who:
-        each = (full[name] - before[name]) / held
-        rows.append([name, f"{each:.0f}", f"{(after[name] - before[name]) / 1e6:+.1f}"])
+        before, full, *after = (each[name] for each in seen)
+        cells = [f"{each / 1e6:.0f}" for each in (before, *after)]
+        rows.append([name, f"{(full - before) / held:.0f}", *cells])
     return markdown(rows)
 
 

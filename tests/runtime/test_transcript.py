@@ -10,6 +10,7 @@ import pytest
 
 from pathways_lab.core.control import Control
 from pathways_lab.core.messages import (
+    BuffersDropped,
     Event,
     FreeBuffers,
     HostJoined,
@@ -129,6 +130,21 @@ def test_without_a_transcript_the_last_events_are_written_at_the_end(kept: LastE
     with pytest.raises(IncompleteTranscript, match="stopped: a bug"):
         next(told)
     assert path.stat().st_mode & 0o077 == 0
+
+
+def _dropped(count: int) -> Event:
+    return BuffersDropped(0.0, "client", "kernel-1", tuple(range(count)))
+
+
+def test_events_that_name_many_arrays_push_out_those_before_them(
+    kept: LastEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcript, "ENTRIES", 10)
+    for count in (4, 4, 4, 20):
+        kept.decided(_dropped(count), [])
+        assert kept._entries <= 10 or len(kept._newest) == 1
+    (event,) = [event for event, _ in islice(read(Path(kept.end("a bug").split()[0])), 1)]
+    assert event == _dropped(20)
 
 
 def test_events_that_were_not_kept_are_missed(kept: LastEvents) -> None:

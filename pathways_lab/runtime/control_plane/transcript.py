@@ -41,6 +41,8 @@ LIMIT = 256 << 20
 """Bytes of a transcript."""
 KEPT = 10_000
 """Events that are kept in memory, where no transcript is written."""
+ENTRIES = 200_000
+"""Entries of their lists that are kept at most: an event may name thousands of arrays."""
 
 _OF_POLICIES = {cls.__name__: cls for cls in (PolicyChosen, PolicySet)}
 """Messages with a field that the codec carries only when it holds a policy of the core's."""
@@ -51,12 +53,17 @@ class LastEvents:
 
     def __init__(self) -> None:
         self._count = 0
-        self._newest: deque[Event] = deque(maxlen=KEPT)
+        self._newest: deque[Event] = deque()
+        self._entries = 0
 
     def decided(self, event: Event, commands: list[Command] | None) -> None:
         """The core has answered an event with *commands*; None: it failed."""
+        newest = self._newest
         self._count += 1
-        self._newest.append(event)
+        newest.append(event)
+        self._entries += _listed(event)
+        while len(newest) > KEPT or (self._entries > ENTRIES and len(newest) > 1):
+            self._entries -= _listed(newest.popleft())
 
     def end(self, why: str) -> str:
         """Nothing more is decided.  Where the events lie now and how many, for people.
@@ -78,6 +85,11 @@ class LastEvents:
                 " (pw.start(transcript=path) keeps all)"
             )
         return f"{path} on {socket.gethostname()}, {which}"
+
+
+def _listed(event: Event) -> int:
+    values = [getattr(event, name) for name in event.__dataclass_fields__]
+    return sum([len(value) for value in values if isinstance(value, (tuple, list))])
 
 
 class Transcript(LastEvents):
