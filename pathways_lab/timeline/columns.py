@@ -9,7 +9,7 @@ column; what is not is folded gang by gang.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -117,3 +117,51 @@ class Joined:
         """The known times of one gang."""
         row = bisect_right(self.heads, at) - 1
         return self.rows[row].about(at - self.heads[row])
+
+
+BLOCK = 64
+"""Steps whose times are kept together."""
+
+
+class StepTimes:
+    """The latest time (seconds) of each step, -inf where none is known.
+
+    In blocks: as small as columns, and as quick to ask however many windows, rows and hosts there
+    were, whatever numbers steps have.
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Floats] = {}
+
+    def __getitem__(self, step: int) -> float:
+        block = self._blocks.get(step // BLOCK)
+        return float("-inf") if block is None else float(block[step % BLOCK])
+
+    def add(self, step: int, time: float) -> None:
+        """One step."""
+        block = self._block(step // BLOCK)
+        block[step % BLOCK] = max(time, block[step % BLOCK])
+
+    def add_many(self, first: int, times: Floats) -> None:
+        """Steps one after the other."""
+        for number, at, count, done in self._parts(first, len(times)):
+            part = self._block(number)[at : at + count]
+            np.maximum(part, times[done : done + count], out=part)
+
+    def _block(self, number: int) -> Floats:
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = np.full(BLOCK, -np.inf)
+        return block
+
+    @staticmethod
+    def _parts(first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """Block, place in it, how many there, and how many before, of *count* steps."""
+        done = 0
+        while done < count:
+            number, at = divmod(first + done, BLOCK)
+            many = min(count - done, BLOCK - at)
+            yield number, at, many, done
+            done += many

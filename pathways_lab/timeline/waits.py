@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pathways_lab.timeline.columns import Floats, Joined, Times
+from pathways_lab.timeline.columns import Floats, Joined, StepTimes, Times
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.packed import Granted, Item, Packed, Row
@@ -56,11 +56,11 @@ LAST = 16
 """Gangs of each host that may be in the way of others, and transfers to it that may be inputs
 where nobody knows which are."""
 
+SKEW = 1e-3
+"""Seconds by which what was told by another process may seem to come too late."""
+
 KEEP = 1024
 """Runs, and compiled functions, of which obstacles are remembered."""
-
-BLOCK = 64
-"""Steps whose times are kept together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,50 +130,6 @@ class _Held(NamedTuple):
     end: Sequence[float] | Floats
 
 
-class _Latest:
-    """The latest time (seconds) of each step, -inf where none is known.
-
-    In blocks: as small as columns, and as quick to ask however many windows, rows and hosts there
-    were, whatever numbers steps have.
-    """
-
-    __slots__ = ("_blocks",)
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, Floats] = {}
-
-    def __getitem__(self, step: int) -> float:
-        block = self._blocks.get(step // BLOCK)
-        return float("-inf") if block is None else float(block[step % BLOCK])
-
-    def add(self, step: int, time: float) -> None:
-        """One step."""
-        block = self._block(step // BLOCK)
-        block[step % BLOCK] = max(time, block[step % BLOCK])
-
-    def add_many(self, first: int, times: Floats) -> None:
-        """Steps one after the other."""
-        for number, at, count, done in self._parts(first, len(times)):
-            part = self._block(number)[at : at + count]
-            np.maximum(part, times[done : done + count], out=part)
-
-    def _block(self, number: int) -> Floats:
-        block = self._blocks.get(number)
-        if block is None:
-            block = self._blocks[number] = np.full(BLOCK, -np.inf)
-        return block
-
-    @staticmethod
-    def _parts(first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-        """Block, place in it, how many there, and how many before, of *count* steps."""
-        done = 0
-        while done < count:
-            number, at = divmod(first + done, BLOCK)
-            many = min(count - done, BLOCK - at)
-            yield number, at, many, done
-            done += many
-
-
 Ended = tuple[float, str, int]
 """When a computation ended (seconds), its node, and the slice."""
 _NEVER: Ended = (float("-inf"), "", -1)
@@ -183,25 +139,27 @@ _NEVER: Ended = (float("-inf"), "", -1)
 class _Run:
     """ended: by step, on the last host that is known to have ended it.
 
-    first: when it had its first places.  ahead: the last computation that had ended before that
-    on the slices that have these places.  arrived: transfers by host and step.
+    first: when it had its first places.  places: the slices that have these.  ahead: the last
+    computation that had ended there before, once a gang of the run is folded: until then a slow
+    host may tell of a later one.  arrived: transfers by host and step.
     """
 
     submitted: float = float("-inf")
     first: float = float("inf")
-    ahead: Ended = _NEVER
+    places: tuple[int, ...] = ()
+    ahead: Ended | None = None
     admitted: tuple[str, float, float] | None = None
     compiling: list[tuple[float, float]] | None = None
     hosts: set[str] = field(default_factory=set)
-    ended: _Latest = field(default_factory=_Latest)
+    ended: StepTimes = field(default_factory=StepTimes)
     arrived: dict[str, dict[int, Span]] = field(default_factory=dict)
 
-    def placed(self, time: float, ended: Iterable[Ended]) -> None:
-        """It had places at *time*.  ended: on each of their slices, the last computation."""
+    def placed(self, time: float, slices: Iterable[int]) -> None:
+        """It had places on *slices* at *time*."""
         if time < self.first:
-            self.first, self.ahead = time, _NEVER
-        for end, node, slice_id in ended if time == self.first else ():
-            self.ahead = max(self.ahead, (min(end, time), node, slice_id))
+            self.first, self.places = time, ()
+        if time == self.first:
+            self.places = (*self.places, *slices)
 
     def ends(self, steps: Iterable[int]) -> list[float]:
         """When *steps* ended, as far as that is known."""
@@ -221,7 +179,7 @@ class Waits:
         self._runs: dict[int, _Run] = {}
         self._compiled: dict[tuple[int, str], tuple[float, float]] = {}
         self._last_compiled = float("-inf")
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, dict[tuple[int, int], tuple[float, str]]] = {}
         self._together: dict[str, tuple[Lane, ...]] = {}
         self._free: dict[Lane, float] = {}
         self._idle: dict[Lane, list[tuple[float, float]]] = {}
@@ -248,7 +206,7 @@ class Waits:
     def add_granted(self, granted: Granted) -> None:
         """Fold a window of places."""
         slices = {gang[3] for gang in granted.placing.gangs}
-        self._run(granted.run).placed(granted.time, map(self._last_end, slices))
+        self._run(granted.run).placed(granted.time, slices)
 
     def add_row(self, row: Row, when: Times) -> RowWaits | None:
         """Fold a plain row; None, and nothing is folded, where only single gangs will do.
@@ -277,20 +235,33 @@ class Waits:
             cut = np.clip(inputs, when.end[:-1], when.start[1:])
         run.hosts.add(row.host)
         run.ended.add_many(row.step, when.end)
-        self._end(about.slice, float(when.end[-1]), row.about(row.count - 1).node)
+        for at in range(max(0, row.count - LAST), row.count):
+            gang_of = row.run, row.step + at
+            self._end(about.slice, gang_of, float(when.end[at]), row.about(at).node)
         self._free.update(dict.fromkeys(lanes, float(when.end[-1])))
         self._held(row.host, _Held(about.devices, when.start[-LAST:], when.end[-LAST:]))
         return RowWaits(row, when, first, cut)
 
     def ahead(self, run: int) -> Ended:
         """The computation until whose end a run had no places, as far as is remembered."""
-        return self._runs[run].ahead if run in self._runs else _NEVER
+        return self._ahead(self._runs[run]) if run in self._runs else _NEVER
 
-    def _last_end(self, slice_id: int) -> Ended:
-        return self._ended.get(slice_id, _NEVER)
+    def _ahead(self, run: _Run) -> Ended:
+        if run.ahead is not None:
+            return run.ahead
+        ended = [(s, *end) for s in run.places for end in self._ended.get(s, {}).values()]
+        before = [
+            (min(end, run.first), node, s) for s, end, node in ended if end < run.first + SKEW
+        ]
+        return max(before, default=_NEVER)
 
-    def _end(self, slice_id: int, time: float, node: str) -> None:
-        self._ended[slice_id] = max(self._last_end(slice_id), (time, node, slice_id))
+    def _end(self, slice_id: int, gang: tuple[int, int], time: float, node: str) -> None:
+        """A gang has ended on a host.  The newest gangs are kept, by their numbers: so rows tell as
+        much as single gangs."""
+        ends = self._ended.setdefault(slice_id, {})
+        ends[gang] = max(ends.get(gang, (time, node)), (time, node))
+        if len(ends) > LAST:
+            del ends[min(ends)]
         if len(self._ended) > KEEP:
             del self._ended[next(iter(self._ended))]
 
@@ -369,7 +340,7 @@ class Waits:
             cause = MEMORY if event.args.get("waited_for") == "memory" else TURN
             run.admitted = cause, float(event.args.get("since", event.time)), event.time
         elif event.kind == "granted":
-            run.placed(event.time, [self._last_end(int(event.args.get("slice", -1)))])
+            run.placed(event.time, [int(event.args.get("slice", -1))])
 
     def _gang(self, span: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:
         gang = _Gang(span.run, span.step, span.host, span.node, span.devices)
@@ -378,7 +349,7 @@ class Waits:
             yield devices, Wait(cause, start, end, span)
         run.hosts.add(span.host)
         run.ended.add(span.step, span.end)
-        self._end(int(span.args.get("slice", -1)), span.end, span.node)
+        self._end(int(span.args.get("slice", -1)), (span.run, span.step), span.end, span.node)
         self._held(span.host, _Held(span.devices, (span.start,), (span.end,)))
 
     def _before(
@@ -398,6 +369,8 @@ class Waits:
                 for gap in self._unclaimed(lane, submitted):
                     gaps.setdefault(gap, []).append(lane)
             free[lane] = max(since, end)
+        if gaps:
+            run.ahead = self._ahead(run)
         obstacles = tuple(self._obstacles(gang, run, start)) if gaps else ()
         whole = len(lanes) < len(gang.devices)
         for (since, until), of in gaps.items():
@@ -443,7 +416,7 @@ class Waits:
         yield from ((cause, begun, end) for cause, end in more)
         if run.admitted is not None:
             yield run.admitted
-        yield INPUT, begin, run.ahead[0]
+        yield INPUT, begin, self._ahead(run)[0]
         flow, arrived = self._flows.run(gang.run), run.arrived.get(gang.host, {})
         arrivals: list[Span | None]
         if gang.step < len(flow):

@@ -151,7 +151,8 @@ def test_a_run_that_was_not_admitted_waited_for_what_the_core_says(told, cause):
 
 
 def test_a_place_is_withheld_while_another_host_ends_the_run_before():
-    """A straggler, and a slice of the same program elsewhere: neither is dispatch."""
+    """A straggler, and a slice of the same program elsewhere: neither is dispatch, however late
+    the straggler tells of it."""
     for host, slice_id in (("i/other", 7), ("j/far", 8)):
         late = Span("gang", 1.0, 6.0, host[0], host, (0,), 1, 1, "p", "m", args={"slice": slice_id})
         of = [
@@ -163,6 +164,15 @@ def test_a_place_is_withheld_while_another_host_ends_the_run_before():
             late, *of, gang(7.0, 10.0, run=2),
         )  # fmt: skip
         assert found == {DISPATCH: 1.0 + 1.0, RUNNING: 5.0, INPUT: 3.0}
+        fold = waits.Waits(0.0)
+        arrived = (
+            Event("submitted", 0.0, run=1), replace(gang(1.0, 3.0), args={"slice": 7}),
+            Event("submitted", 0.5, run=2), *of, late, gang(7.0, 10.0, run=2),
+        )  # fmt: skip
+        *_, told = [fold.add(record) for record in arrived]
+        assert [(w.cause, w.start, w.end) for _, w in told] == [
+            (DISPATCH, 6.0, 7.0), (INPUT, 3.0, 6.0),
+        ]  # fmt: skip
         alone = one(
             Event("submitted", 0.0, run=1), gang(1.0, 3.0), Event("submitted", 0.5, run=2),
             replace(late, args={"slice": 9}), *of, gang(7.0, 10.0, run=2),

@@ -125,7 +125,7 @@ def advice(scene: Scene, now: float) -> str:
     times, client = spent(scene, start, end), _one_by_one(scene)
     settled = spent(scene, since, end) if since < start else times
     del times[""]  # all of them
-    behind = scene.late(now)
+    behind = scene.late(now) or scene.late(now, lately=True)
     found: list[tuple[float, Callable[[], str]]] = [
         (share, partial(_in_turn, scene, *pair, start, end))
         for pair, (share, _) in _shared(scene, since, end).items()
@@ -196,11 +196,10 @@ def _told(
 
 def _longer(scene: Scene, host: str, now: float) -> str:
     """The function that takes a late host longer than others, and by how much."""
-    found = scene.slowest(host, now)
-    if found is None or found.longer <= 0:
+    node, longer = scene.slowest(host, now)
+    if longer <= 0:
         return ""
-    more = duration(found.longer, 2)
-    return f"{found.node}{line_of(scene, found.node)} takes it {more} longer"
+    return f"{node}{line_of(scene, node)} takes it up to {duration(longer, 2)} longer"
 
 
 def _late(host: str, by: float, *more: str) -> str:
@@ -210,8 +209,8 @@ def _late(host: str, by: float, *more: str) -> str:
     told = ", and ".join(filter(None, more))
     return (
         f"{host} is up to {duration(by, 2)} late beside the others of its gang"
-        f"{told and f': {told}'}; lab.stacks({host!r}) shows its work, a slice on other hosts would"
-        " not wait for it"
+        f"{told and f': {told}'}; lab.stacks({host!r}) shows its work, a slice of other hosts"
+        " would not wait for it"
     )
 
 

@@ -248,10 +248,15 @@ class Alike:
                 out[host] = max(differed.by, out.get(host, 0.0))
         return out
 
-    def slowest(self, host: str, start: float) -> Differed | None:
-        """Where a late host computed longest beyond what is usual, from *start* on."""
-        times = (differed for each, differed in self._later(start) if each == host)
-        return max(times, key=lambda each: each.longer, default=None)
+    def slowest(self, host: str, start: float) -> tuple[str, float]:
+        """The function that took a late host most time beyond what is usual, from *start* on, all
+        its computations together, and the most that one of them took it longer (seconds)."""
+        longer: dict[str, list[float]] = {}
+        for each, differed in self._later(start):
+            if each == host:
+                longer.setdefault(differed.node, []).append(differed.longer)
+        node = max(longer, key=lambda node: sum(longer[node]), default="")
+        return node, max(longer[node], default=0.0) if node else 0.0
 
     def _later(self, start: float) -> Iterator[tuple[str, Differed]]:
         told = ((host, each) for host, times in self.late.items() for each in times)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pathways_lab.notebook.scene.balance import Balance
 from pathways_lab.notebook.scene.device_state import Catalogue, Used, Waiting, What
 from pathways_lab.notebook.scene.heat import Heat
-from pathways_lab.notebook.scene.lanes import SEEN, STEADY, Alike, Differed
+from pathways_lab.notebook.scene.lanes import SEEN, STEADY, Alike
 from pathways_lab.notebook.scene.overview import Profile
 from pathways_lab.notebook.scene.palette import ARRIVES, CAUSE_PAINTS, PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.scene.plot import FRAME
@@ -502,15 +502,18 @@ class Scene:
         """Whether there are more hosts than have rows."""
         return self.host_rows.level == "island"
 
-    def late(self, now: float) -> dict[str, float]:
-        """Hosts that end computations later than others, as far as is shown or was of late, by so
-        many seconds."""
+    def late(self, now: float, lately: bool = False) -> dict[str, float]:
+        """Hosts that end computations later than others in what is shown, by so many seconds;
+        lately: a while before that counts, too."""
         _, start, seen = self._seen(now)
-        return self.alike.behind(min(start, now - STEADY), seen)
+        return self.alike.behind(min(start, now - STEADY) if lately else start, seen)
 
-    def slowest(self, host: str, now: float) -> Differed | None:
-        """Where such a host computed longest beyond what is usual."""
-        return self.alike.slowest(host, min(self._seen(now)[1], now - STEADY))
+    def slowest(self, host: str, now: float) -> tuple[str, float]:
+        """The function that takes such a host longer, and by how much (seconds): of what is shown,
+        else of late."""
+        _, start, _ = self._seen(now)
+        shown = self.alike.slowest(host, start)
+        return shown if shown[1] > 0 else self.alike.slowest(host, min(start, now - STEADY))
 
     @property
     def _kept(self) -> float:

@@ -159,7 +159,7 @@ def card(scene: Scene, gang: float) -> Card:
         if bar.step == step and own(bar.run) == run:
             start, end = bar.start - scene.origin, bar.end - scene.origin
             return Card((*_heading(bar), ("from", f"{start:.4f} s to {end:.4f} s")), bar.line)
-    return Card((("gang", "it is not in the part of the record that is remembered"),))
+    return Card((("computation", "the record does not have it any more, or not yet"),))
 
 
 def compile_card(making: Making) -> Card:
