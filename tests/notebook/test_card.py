@@ -80,7 +80,7 @@ def test_an_arrival_has_a_card_of_what_moved_from_where_to_where() -> None:
     assert told["moved"] == "1 MiB in 10 ms, 100 MiB/s"
     assert told["line"] == "h = forward(params, x)"
     assert told["run"] == f"1, step {moved.step}, of kernel-1"
-    assert "remembered" in card(records, 99)["gang"]
+    assert "does not have it" in card(records, 99)["computation"]
 
 
 def test_a_mark_of_a_run_that_is_not_remembered_has_a_card_while_it_is_drawn() -> None:

@@ -6,6 +6,7 @@ which killed hosts are replaced.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -44,8 +45,11 @@ def test_a_sum_over_two_hosts(island: Island) -> None:
 
 def policies(host: Host) -> list[int]:
     """The scheduling policy of each of its threads."""
-    threads = os.listdir(f"/proc/{host.child.pid}/task")
-    return [os.sched_getscheduler(int(thread)) for thread in threads]
+    found = []
+    for thread in os.listdir(f"/proc/{host.child.pid}/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            found.append(os.sched_getscheduler(int(thread)))
+    return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has threads that give way")
