@@ -129,7 +129,8 @@ def route(
                 sends.append(Sending(next_host, next_target, part, device, tuple(onward)))
             sender = owner
             for place, (taking, group) in enumerate(way, 1):
-                pieces[group].append(Coming(part, device, owner, sender, way[place:]))
+                if taking == host:
+                    pieces[group].append(Coming(part, device, owner, sender, way[place:]))
                 sender = taking
     groups = tuple(
         Group(device, tuple(devices), wanted[device], tuple(pieces[device]))
@@ -147,7 +148,7 @@ def _ways(
     large = math.prod(stop - start for start, stop in box) > _PART
     together = apart and large and len(far) > 1
     for taker in takers:
-        if not together or taker not in far:
+        if not together or taker[0] == owner:
             yield box, (taker,)
     if together:
         for part in _parts(box):

@@ -1,4 +1,4 @@
-"""The times of a row of gangs as arrays, for whoever folds many at once.
+"""The times of gangs, of a row or of a whole run, as arrays, for whoever folds many at once.
 
 Problem: :mod:`.packed` passes through processes that have no use for numpy.
 

@@ -369,9 +369,10 @@ class Waits:
                 for gap in self._unclaimed(lane, submitted):
                     gaps.setdefault(gap, []).append(lane)
             free[lane] = max(since, end)
+        obstacles: tuple[tuple[str, float, float], ...] = ()
         if gaps:
             run.ahead = self._ahead(run)
-        obstacles = tuple(self._obstacles(gang, run, start)) if gaps else ()
+            obstacles = tuple(self._obstacles(gang, run, start))
         whole = len(lanes) < len(gang.devices)
         for (since, until), of in gaps.items():
             devices = gang.devices if whole else tuple([lane.device for lane in of])
