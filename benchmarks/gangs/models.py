@@ -4,7 +4,8 @@ Language models of 2, 4 and 12 layers (:mod:`pathways_lab.workloads.language`), 
 perceptron and a convolutional network, with optax's adamw.  Their state is dozens to hundreds of
 arrays; examples are cut over the devices, everything else is copied to all of them.  Plain JAX
 runs a step in its one process on as many devices as the lab's host has, the lab on one host;
-through the door JAX's own code runs on the lab's devices.
+through the door JAX's own code runs on the lab's devices.  On several hosts the peer is
+multi-controller JAX: a process for each host, each with this loop in it.
 
 Rule for maintainers: both systems get the same functions, and their first losses are compared
 with those of plain JAX on one device before anything is timed.
@@ -15,8 +16,10 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from benchmarks.gangs.multi_controller import Controllers, Obey
 from benchmarks.gangs.one_host import lab_and_slice, plain_mesh
 from benchmarks.harness.child import Served, serve
 
@@ -220,11 +223,68 @@ class PlainTraining(Training):
         """Its devices end with the process."""
 
 
-class LabTraining(Training):
-    """One host of a lab."""
+class ControllerTraining(PlainTraining):
+    """JAX in this process, which is one of several, and their devices."""
+
+    def join(self, number: int, of: int, address: str) -> None:
+        """Open the devices together with the other processes."""
+        import jax
+        import numpy as np
+
+        jax.config.update("jax_num_cpu_devices", self.devices // of)
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(address, of, number)
+        self._mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+
+
+class MultiControllerTraining:
+    """A process of JAX for each host; the slowest takes the time."""
+
+    def __init__(self, devices: int, hosts: int, expected: dict[str, Sequence[float]]) -> None:
+        self._join = partial(joined, devices, expected)
+        self._hosts = hosts
 
     def start(self) -> None:
-        self._lab, self._slice = lab_and_slice(self.devices)
+        self._controllers = Controllers(self._join, self._hosts)
+
+    def round(self, case: str, units: int) -> tuple[float, float]:
+        """So many steps.  Raises RuntimeError for wrong losses."""
+        answers = self._controllers.tell(case, units)
+        wrong = [answer for answer in answers if isinstance(answer, str)]
+        if wrong:
+            raise RuntimeError(wrong[0])
+        seconds, done = max(answers)
+        return float(seconds), int(done)
+
+    def stop(self) -> None:
+        self._controllers.stop()
+
+
+def joined(
+    devices: int, expected: dict[str, Sequence[float]], number: int, of: int, address: str
+) -> Obey:
+    """One process of several: the rounds that it takes, or its error's text."""
+    training = ControllerTraining(devices, expected)
+    training.join(number, of, address)
+
+    def obey(case: str, units: int) -> tuple[float, float] | str:
+        try:
+            return training.round(case, units)
+        except RuntimeError as error:
+            return str(error)
+
+    return obey
+
+
+class LabTraining(Training):
+    """One island of a lab."""
+
+    def __init__(self, devices: int, expected: dict[str, Sequence[float]], hosts: int = 1) -> None:
+        super().__init__(devices, expected)
+        self._hosts = hosts
+
+    def start(self) -> None:
+        self._lab, self._slice = lab_and_slice(self.devices, self._hosts)
 
     def put(self, tree: Any, *spec: str) -> Any:
         import jax
@@ -259,12 +319,13 @@ SYSTEMS: dict[str, Callable[..., Served]] = {
     "jax": PlainTraining,
     "lab": LabTraining,
     "door": DoorTraining,
+    "controllers": MultiControllerTraining,
 }
 
 
-def make(system: str, devices: int, expected: dict[str, Sequence[float]]) -> Served:
+def make(system: str, **options: Any) -> Served:
     """The child for a system."""
-    return SYSTEMS[system](devices, expected)
+    return SYSTEMS[system](**options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One host with several devices: of plain JAX in this process, and of a lab."""
+"""The devices of a training: of plain JAX in this process, and of a lab."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ def plain_mesh(devices: int) -> Any:
     return jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("x",))
 
 
-def lab_and_slice(devices: int) -> tuple[Any, Any]:
-    """A new lab of one host, and a slice of all its devices."""
+def lab_and_slice(devices: int, hosts: int = 1) -> tuple[Any, Any]:
+    """A new lab of one island with so many devices on so many hosts, and a slice of all of them."""
     import pathways_lab as pw
 
-    lab = pw.start(islands=1, hosts_per_island=1, devices_per_host=devices, progress=False)
+    lab = pw.start(
+        islands=1, hosts_per_island=hosts, devices_per_host=devices // hosts, progress=False
+    )
     return lab, lab.slice(devices)
