@@ -29,6 +29,8 @@ from pathways_lab.transport.edge import Door, Number, Plain, Size
 
 T = TypeVar("T")
 
+PARTS = 64
+"""Parts of a transfer that one message holds at most."""
 Device = Annotated[int, Within(0, DEVICES - 1)]
 """A row-major device number in a slice."""
 _Box = Annotated[tuple[tuple[Size, Size], ...], Within(0, DIMENSIONS)]
@@ -105,25 +107,37 @@ class Ask(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Plain):
-    """A part of a transfer from another host, or why there will be none.
+class Part:
+    """A part of a transfer, in a buffer of its own.
 
-    source, target: device numbers.  box: what the buffer holds of the array.
+    target: device number.  box: what the buffer holds of the array.
     rows: the buffer holds these rows of the box, from and to, and all others are zeros.
-    sent: seconds on the control plane's clock.
     onward: hosts, and their targets, that the part goes on to from its receiver.
     """
 
-    parcels: ClassVar[tuple[int, int]] = 0, 1
-    run: Number
-    step: Number
-    target: Device = 0
-    source: Device = 0
-    box: _Box = ()
-    sent: float = 0.0
-    failure: Failure | None = None
+    target: Device
+    box: _Box
     rows: tuple[Number, Number] | None = None
     onward: tuple[tuple[str, Device], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(Plain):
+    """Parts of a transfer from another host, one per buffer, or why there will be none.
+
+    sent: seconds on the control plane's clock.
+    """
+
+    parcels: ClassVar[tuple[int, int]] = 0, PARTS
+    run: Number
+    step: Number
+    parts: tuple[Part, ...] = ()
+    sent: float = 0.0
+    failure: Failure | None = None
+
+    def pairs(self, buffers: Sequence[T]) -> list[tuple[Part, T]]:
+        """Each part and its buffer.  Raises ValueError when there is not one for each."""
+        return list(zip(self.parts, buffers, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +145,7 @@ class Parted(Plain):
     """A client has taken all that came before the host's word ``parting``."""
 
 
-DATA: Door = {"put": Put, "fetch": Ask, "piece": Part, "parted": Parted}
+DATA: Door = {"put": Put, "fetch": Ask, "parts": Parts, "parted": Parted}
 """The messages of clients and other hosts to a host."""
 
 

@@ -32,7 +32,7 @@ from pathways_lab.core.program.folding import folded
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import virtual_devices as bindings
 from pathways_lab.runtime.arrays import as_bytes
-from pathways_lab.runtime.data_messages import DATA, Part, upload_fields
+from pathways_lab.runtime.data_messages import DATA, Part, Parts, upload_fields
 from pathways_lab.runtime.devices import CpuRuntime
 from pathways_lab.runtime.host.driver import HostRim
 from pathways_lab.transport.auth import ticket_of
@@ -251,8 +251,8 @@ def messages(lab: Lab, stay: int = 0) -> list[Said]:
     def ask(**fields: Any) -> Said:
         return "fetch", {"id": 5, "devices": [0, 1], **fields}, []
 
-    def part(**fields: Any) -> Said:
-        return "piece", pack_fields(Part(**{"run": high | 7, "step": 0, **fields})), [full]
+    def parts(*parts: Part, **fields: Any) -> Said:
+        return "parts", pack_fields(Parts(high | 7, 0, parts, **fields)), [full] * len(parts)
 
     theirs = lab.clients[0].kept
     return [
@@ -268,8 +268,9 @@ def messages(lab: Lab, stay: int = 0) -> list[Said]:
         ask(buffer=number + 99),
         ask(buffer=theirs, ticket=ticket_of(lab.key, theirs, EVE), leaf=0),
         ask(buffer=number + 14, slice=high | 3),
-        part(target=1, source=0, box=((0, 4),), sent=1.5),
-        part(failure=Failure("execute", "it failed")),
+        parts(Part(1, ((0, 4),)), sent=1.5),
+        parts(Part(0, ((0, 4),)), Part(1, ((0, 4),), (0, 4), (("island1/host0", 1),))),
+        parts(failure=Failure("execute", "it failed")),
         ("parted", {}, []),
     ]
 

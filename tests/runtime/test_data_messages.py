@@ -14,15 +14,15 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.array_types import ELEMENT_BYTES
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.data_messages import Ask, Part, Put, distinct, upload_fields
+from pathways_lab.runtime.data_messages import Ask, Part, Parts, Put, distinct, upload_fields
 from pathways_lab.transport.codec import pack_fields, unpack_fields
 from tests.runtime.mutate import STRANGE, Mutator
 
 MESSAGES: tuple[Any, ...] = (
     Put(1 << 32 | 7, 1 << 32, (4, 2), "float32", Layout((("x", 2),), (("x",), ())), (0, 1), 3),
     Ask(5, 1 << 32 | 7, (0, 1), b"ticket", 1 << 32, 3),
-    Part(1 << 32 | 9, 2, 1, 0, ((0, 4), (2, 4)), 1.5),
-    Part(1 << 32 | 9, 2, failure=Failure("execute", "it failed")),
+    Parts(1 << 32 | 9, 2, (Part(1, ((0, 4), (2, 4))), Part(3, ((0, 4),), (1, 2))), 1.5),
+    Parts(1 << 32 | 9, 2, failure=Failure("execute", "it failed")),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,10 @@ import pytest
 from pathways_lab.core.errors import Failure
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.data_messages import Part
+from pathways_lab.runtime.data_messages import Part, Parts
 from pathways_lab.runtime.host.migration import Parking
-from pathways_lab.runtime.host.transfer_engine import Exchange
-from pathways_lab.transport.codec import unpack_fields
+from pathways_lab.runtime.host.transfer_engine import SMALL, Exchange
+from pathways_lab.transport.codec import pack_fields, unpack_fields
 from tests.runtime.exchange_kit import FAR, NEAR, Bench, Case, Wire, gathered
 from tests.runtime.host_kit import binding, layout
 
@@ -39,13 +39,15 @@ def benches(wire: Wire) -> Iterator[dict[str, Bench]]:
         bench.exchange.close()
 
 
+def hand_over(exchange: Exchange, fields: dict[str, Any], buffers: Sequence[Any]) -> None:
+    message = unpack_fields(Parts, fields)
+    exchange.submit(exchange.parts, message, message.pairs([memoryview(b) for b in buffers]))
+
+
 def deliver(benches: dict[str, Bench], wire: Wire) -> None:
     letters, wire.letters = wire.letters, []
     for host, fields, buffers in letters:
-        data = memoryview(buffers[0] if buffers else b"")
-        benches[host].exchange.submit(
-            benches[host].exchange.piece, unpack_fields(Part, fields), data
-        )
+        hand_over(benches[host].exchange, fields, buffers)
     for bench in benches.values():
         bench.settle()
 
@@ -84,8 +86,8 @@ def test_a_host_assembles_its_own_shards_and_nothing_larger(
     case.receive()
     case.send()
     whole = case.data.nbytes
-    assert len(wire.letters) == 16
-    assert {len(b[0]) for _, _, b in wire.letters} == {whole // 16}
+    ((_, _, parts),) = wire.letters
+    assert [len(part) for part in parts] == [whole // 16] * 16
     deliver(benches, wire)
     assert taken == [whole // 4] * 4
     (arrived,) = benches[FAR].arrived
@@ -105,9 +107,7 @@ def test_replicas_of_a_host_share_what_came_once(benches: dict[str, Bench], wire
     host, fields, (data,) = wire.letters.pop()
     memory = arrays.Memory().take((len(data),), np.dtype(np.uint8))
     memory[:] = np.frombuffer(data, np.uint8)
-    benches[host].exchange.submit(
-        benches[host].exchange.piece, unpack_fields(Part, fields), memory.data
-    )
+    hand_over(benches[host].exchange, fields, [memory.data])
     benches[host].settle()
     (arrived,) = benches[FAR].arrived
     assert arrived.payload is not None
@@ -115,6 +115,23 @@ def test_replicas_of_a_host_share_what_came_once(benches: dict[str, Bench], wire
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     assert np.array_equal(np.asarray(add(arrived.payload)), case.data + 1)
     assert np.array_equal(memory.view(np.float32).reshape(case.data.shape), case.data)
+
+
+@pytest.mark.parametrize(("columns", "messages"), [(8, 1), (SMALL // 4 - 1, 4), (SMALL // 16, 2)])
+def test_small_parts_for_a_host_travel_together(
+    benches: dict[str, Bench], wire: Wire, columns: int, messages: int
+) -> None:
+    near, far = binding(1, (4,), range(4), NEAR), binding(2, (4,), range(4), FAR)
+    case = Case(
+        benches, (4, columns), (near, layout(near, "a", None)), (far, layout(far, "a", None))
+    )
+    case.receive()
+    case.send()
+    assert len(wire.letters) == messages
+    deliver(benches, wire)
+    (arrived,) = benches[FAR].arrived
+    assert np.array_equal(np.asarray(arrived.payload), case.data)
+    assert arrived.nbytes == case.data.nbytes
 
 
 def test_assembled_memory_is_used_again(benches: dict[str, Bench], wire: Wire) -> None:
@@ -193,8 +210,7 @@ class Edges:
                 exchange.submit(exchange.peer_lost, host, "broken", waiting)
             elif letters:
                 _, fields, buffers = letters.pop(self.rng.randrange(len(letters)))
-                data = memoryview(buffers[0] if buffers else b"")
-                exchange.submit(exchange.piece, unpack_fields(Part, fields), data)
+                hand_over(exchange, fields, buffers)
             self.benches[FAR].settle()
             for host in self.lost:
                 self.wires[host].letters.clear()
@@ -256,8 +272,10 @@ def test_rows_outside_of_their_box_fail_the_transfer(
     case.receive()
     case.send()
     ((host, fields, _),) = wire.letters
-    exchange, part = benches[host].exchange, replace(unpack_fields(Part, fields), rows=rows)
-    exchange.submit(exchange.piece, part, memoryview(b""))
+    message = unpack_fields(Parts, fields)
+    (part,) = message.parts
+    wrong, exchange = replace(part, rows=rows), benches[host].exchange
+    exchange.submit(exchange.parts, replace(message, parts=(wrong,)), [(wrong, b"")])
     benches[host].settle()
     (arrived,) = benches[FAR].arrived
     assert "rows" in arrived.failure.message  # type: ignore[union-attr]
@@ -384,14 +402,19 @@ def test_a_wrong_piece_fails_its_transfer(
     case = gathered(benches)
     case.receive()
     case.send()
-    host, fields, buffers = wire.letters[0]
+    ((host, fields, (first, *buffers)),) = wire.letters
+    message = unpack_fields(Parts, fields)
+    part, *others = message.parts
     if wrong == "box":
-        fields = {**fields, "box": [[1, 5]]}
+        part = replace(part, box=((1, 5),))
     elif wrong == "size":
-        buffers = [buffers[0] + b"x"]
+        first += b"x"
     elif wrong == "target":
-        fields = {**fields, "target": 3}
-    wire.letters = [(host, fields, buffers)] * (2 if wrong == "twice" else 1)
+        part = replace(part, target=3)
+    else:
+        part = others[0]
+    fields = pack_fields(replace(message, parts=(part, *others)))
+    wire.letters = [(host, fields, [first, *buffers])]
     deliver(benches, wire)
     (arrived,) = benches[FAR].arrived
     assert arrived.failure is not None
@@ -457,12 +480,14 @@ def test_a_part_goes_on_to_the_next_host_at_once(benches: dict[str, Bench], wire
     exchange = benches[FAR].exchange
     exchange.submit(exchange.run_over, 1)
     onward = (("island1/host1", 3), ("island1/host2", 5))
-    part = Part(1, 0, 2, 0, ((0, 8),), 0.5, onward=onward)
-    exchange.submit(exchange.piece, part, memoryview(b"the bytes"))
+    part, beside = Part(2, ((0, 8),), onward=onward), Part(3, ((0, 8),))
+    message = Parts(1, 0, (part, beside), 0.5)
+    hand_over(exchange, pack_fields(message), [b"the bytes", b"not these"])
     benches[FAR].settle()
     ((host, fields, buffers),) = wire.letters
     assert (host, buffers) == ("island1/host1", [b"the bytes"])
-    assert unpack_fields(Part, fields) == replace(part, target=3, onward=onward[1:])
+    passed = replace(part, target=3, onward=onward[1:])
+    assert unpack_fields(Parts, fields) == replace(message, parts=(passed,))
 
 
 def test_hosts_that_parts_would_go_on_to_hear_that_they_will_not_come(
@@ -481,4 +506,4 @@ def test_hosts_that_parts_would_go_on_to_hear_that_they_will_not_come(
     assert host == "island1/host1"
     (arrived,) = benches[FAR].arrived
     assert arrived.failure is not None
-    assert unpack_fields(Part, fields).failure == arrived.failure
+    assert unpack_fields(Parts, fields).failure == arrived.failure

@@ -37,7 +37,7 @@ def test_wrong_messages_raise_nothing_and_nobody_else_notices(fuzz: Fuzz) -> Non
     # What is right is taken, of every operation: no link is closed.
     links = {role: fuzz.lab.come(role, EVE * (role == "client")) for role in ("client", "host")}
     for op, fields, buffers in fuzz.known:
-        fuzz.lab.say(links["host" if op == "piece" else "client"], op, fields, buffers)
+        fuzz.lab.say(links["host" if op == "parts" else "client"], op, fields, buffers)
     assert {link.closed for link in links.values()} == {None}
 
 

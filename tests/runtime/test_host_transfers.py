@@ -240,7 +240,7 @@ def test_a_run_that_is_aborted_waits_for_no_piece(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "fields"), [("put", {"slice": 1}), ("piece", {"run": 1}), ("nonsense", {})]
+    ("op", "fields"), [("put", {"slice": 1}), ("parts", {"run": 1}), ("nonsense", {})]
 )
 def test_malformed_messages_close_their_link_only(lab: Lab, op: str, fields: dict) -> None:
     client = Data(lab, NEAR)

@@ -14,8 +14,9 @@ import pytest
 
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.arrays import as_bytes
-from pathways_lab.runtime.data_messages import upload_fields
+from pathways_lab.runtime.data_messages import Part, Parts, upload_fields
 from pathways_lab.transport.auth import AuthenticationError, key_of
+from pathways_lab.transport.codec import pack_fields
 from pathways_lab.transport.handshake import Refused
 from tests.runtime.fake_control import Data, Lab
 from tests.runtime.host_kit import binding, layout
@@ -86,10 +87,10 @@ def test_nobody_writes_by_number(lab: Lab, value: Given, own: str) -> None:
     lab.wait(lambda: len(lab.rejected) == 1)
 
 
-def test_only_hosts_send_pieces(lab: Lab, value: Given) -> None:
+def test_only_hosts_send_parts(lab: Lab, value: Given) -> None:
     eve = Data(lab, HOST, EVE)
-    fields = {"run": ANN << 32 | 1, "step": 0, "box": [[0, 4]], "target": 0, "source": 0}
-    eve.link.send("piece", fields, [as_bytes(-DATA)])
+    fields = pack_fields(Parts(ANN << 32 | 1, 0, (Part(0, ((0, 4),)),)))
+    eve.link.send("parts", fields, [as_bytes(-DATA)])
     assert eve.closed.wait(60)
     lab.wait(lambda: len(lab.rejected) == 1)
     with pytest.raises(Refused, match="each with a key of its own"):

@@ -35,7 +35,7 @@ from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Action
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import virtual_devices as bindings
-from pathways_lab.runtime.data_messages import DATA, Part
+from pathways_lab.runtime.data_messages import DATA, Parts
 from pathways_lab.runtime.devices import IslandRuntime, lane_of
 from pathways_lab.runtime.host.client_io import Desk, unfinished_bytes
 from pathways_lab.runtime.host.compile_marks import NO_NOTES, Notes
@@ -475,11 +475,12 @@ class HostRim:
 
     # --- transfers --------------------------------------------------------------------------
 
-    def _piece(self, link: Link, part: Part, buffers: Buffers) -> None:
+    def _parts(self, link: Link, message: Parts, buffers: Buffers) -> None:
         if link.peer["role"] != "host":
-            raise ValueError("only hosts send pieces")
-        data = buffers[0] if buffers else memoryview(b"")
-        self.exchange.submit(self.exchange.piece, part, data, nbytes=len(data))
+            raise ValueError("only hosts send parts of transfers")
+        pairs = message.pairs(buffers)
+        nbytes = sum([len(data) for data in buffers])
+        self.exchange.submit(self.exchange.parts, message, pairs, nbytes=nbytes)
 
     _from_control: ClassVar[dict[str, Callable[[HostRim, Fields, Buffers], Follows]]] = {
         "bind": _bind,
@@ -504,7 +505,7 @@ class HostRim:
         "pulse": lambda self, *_: self.tell_control("pulse", {}),
     }
     from_data: ClassVar[dict[str, Callable[[HostRim, Link, Any, Buffers], Follows]]] = {
-        "piece": _piece,
+        "parts": _parts,
         "put": lambda self, *letter: self.desk.put(*letter),
         "fetch": lambda self, *letter: self.desk.fetch(*letter),
         "parted": lambda self, *letter: self.desk.parted(*letter),

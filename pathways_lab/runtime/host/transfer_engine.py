@@ -39,13 +39,16 @@ from pathways_lab.executor.buffers import Past
 from pathways_lab.executor.steps import Key
 from pathways_lab.executor.transfer_routes import Group, Route
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.data_messages import Part
+from pathways_lab.runtime.data_messages import PARTS, Part, Parts
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.peers import Peers
 from pathways_lab.transport.codec import pack_fields
 
 SMALL = 64 * 1024
-"""Bytes from which on the thread of the exchange copies, and nobody else."""
+"""Bytes from which on the thread of the exchange copies, and nobody else.
+
+Parts of fewer bytes travel together: a message costs more than their bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +181,12 @@ class Exchange:
     def _send_parts(
         self, action: Send, place: Place, route: Route, start: float, letters: _Letters
     ) -> None:
-        run, step = action.key
         payload = action.source.payload
         if payload is None:
             raise RuntimeError("the source of the transfer is not on its devices")
         shards = arrays.shards_of(payload, place) if route.sends else {}
         views: dict[int, np.ndarray[Any, Any]] = {}
+        parcels: dict[str, _Parcel] = {}
         for send in route.sends:
             origin = route.origins[send.source]
             if (
@@ -202,10 +205,19 @@ class Exchange:
             part = np.asarray(part, order="C")
             rows = arrays.rows_with_values(part) if action.node.trimmed else None
             data = arrays.as_bytes(part if rows is None else part[slice(*rows)])
-            message = pack_fields(
-                Part(run, step, send.target, send.source, send.box, start, None, rows, send.onward)
-            )
-            self._peers.send(send.host, "piece", message, [data], letters.add(data.nbytes))
+            parcel = parcels.setdefault(send.host, _Parcel())
+            if parcel.parts and not parcel.fits(data):
+                self._post_parcel(send.host, action.key, start, parcel, letters)
+                parcel = parcels[send.host] = _Parcel()
+            parcel.add(Part(send.target, send.box, rows, send.onward), data)
+        for host, parcel in parcels.items():
+            self._post_parcel(host, action.key, start, parcel, letters)
+
+    def _post_parcel(
+        self, host: str, key: Key, start: float, parcel: _Parcel, letters: _Letters
+    ) -> None:
+        fields = pack_fields(Parts(*key, tuple(parcel.parts), start))
+        self._peers.send(host, "parts", fields, parcel.buffers, letters.add(parcel.nbytes))
 
     def _tell_receivers(self, key: Key, route: Route, failure: Failure) -> None:
         """There will be no data: those who wait for it shall know at once."""
@@ -218,9 +230,9 @@ class Exchange:
             self._keep(key, lambda: self._fail(key, failure))
 
     def _tell(self, hosts: Iterable[str], key: Key, failure: Failure) -> None:
-        fields = pack_fields(Part(*key, failure=failure))
+        fields = pack_fields(Parts(*key, failure=failure))
         for host in hosts:
-            self._peers.send(host, "piece", fields, [], lambda error: None)
+            self._peers.send(host, "parts", fields, [], lambda error: None)
 
     # --- receiving --------------------------------------------------------------------
 
@@ -261,29 +273,32 @@ class Exchange:
         if key[0] not in self._over and key not in self._cancelled:
             self._early.setdefault(key[0], []).append((key[1], take))
 
-    def piece(self, message: Part, data: Any) -> None:
-        """A message of another host: one part of a transfer, or that there will be none."""
-        if message.onward:
-            # At once, and also where nobody waits for it here: others do.
-            (host, target), *onward = message.onward
-            passed = pack_fields(replace(message, target=target, onward=tuple(onward)))
-            self._peers.send(host, "piece", passed, [data], lambda error: None)
-        self._take(message, data)
+    def parts(self, message: Parts, pairs: Sequence[tuple[Part, Any]]) -> None:
+        """A message of another host: parts of a transfer, or that there will be none."""
+        for part, data in pairs:
+            if part.onward:
+                # At once, and also where nobody waits for it here: others do.
+                (host, target), *onward = part.onward
+                passed = replace(part, target=target, onward=tuple(onward))
+                fields = pack_fields(replace(message, parts=(passed,)))
+                self._peers.send(host, "parts", fields, [data], lambda error: None)
+        self._take(message, pairs)
 
-    def _take(self, message: Part, data: Any) -> None:
+    def _take(self, message: Parts, pairs: Sequence[tuple[Part, Any]]) -> None:
         key = (message.run, message.step)
         incoming = self._incoming.get(key)
         if incoming is None:
-            self._keep(key, lambda: self._take(message, data))
+            self._keep(key, lambda: self._take(message, pairs))
             return
         try:
             if message.failure is not None:
                 self._fail(key, message.failure)
                 return
             dtype = arrays.physical_of(incoming.action.target.value).dtype
-            incoming.nbytes += len(data)
-            part = self._whole(data, _extent(message.box), dtype, message.rows)
-            self._part(key, message.target, message.box, part, message.sent)
+            for part, data in pairs:
+                incoming.nbytes += len(data)
+                whole = self._whole(data, _extent(part.box), dtype, part.rows)
+                self._part(key, part.target, part.box, whole, message.sent)
         except Exception as error:
             self._fail(key, self._problem(error))
 
@@ -468,8 +483,25 @@ class Exchange:
         )
 
 
+@dataclass(slots=True)
+class _Parcel:
+    """Parts of one transfer to one host that travel together."""
+
+    parts: list[Part] = field(default_factory=list)
+    buffers: list[memoryview] = field(default_factory=list)
+    nbytes: int = 0
+
+    def fits(self, data: memoryview) -> bool:
+        return len(self.parts) < PARTS and self.nbytes + data.nbytes < SMALL
+
+    def add(self, part: Part, data: memoryview) -> None:
+        self.parts.append(part)
+        self.buffers.append(data)
+        self.nbytes += data.nbytes
+
+
 class _Letters:
-    """Counts the pieces of one transfer until all are on their way."""
+    """Counts the messages of one transfer until all are on their way."""
 
     def __init__(self, done: Callable[[Exception | None, int], None]) -> None:
         self._done = done
