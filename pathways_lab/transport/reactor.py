@@ -41,7 +41,7 @@ from typing import Any, Protocol
 
 from pathways_lab.transport import addresses
 from pathways_lab.transport.buffer_pool import tidy
-from pathways_lab.transport.busy_poll import Ready, Vigil
+from pathways_lab.transport.busy_poll import SECONDS, Ready, Vigil, Watch
 from pathways_lab.transport.dask_comms import Comms, is_comm
 from pathways_lab.transport.deferred_signals import HeldBack
 from pathways_lab.transport.framing import Limits, Message, WireError, encode
@@ -108,7 +108,7 @@ class Reactor:
         self._limits = limits or Limits()
         self._selector = selectors.DefaultSelector()
         self._asleep, self._patient = self._selector.select, stand_back
-        self._awake_or_asleep = Vigil(self._asleep).select if awake else self._asleep
+        self._vigil = Vigil(self._asleep, SECONDS if awake else 0.0)
         self._links: dict[Link, int] = {}
         self._reception = Reception(self._selector, self.call_later)
         self._comms = Comms(name)
@@ -284,16 +284,20 @@ class Reactor:
         """The open links."""
         return tuple(self._links)
 
-    def lead(self, done: Callable[[], bool], timeout: float | None = None) -> bool:
+    def lead(
+        self, done: Callable[[], bool], timeout: float | None = None, watch: Watch | None = None
+    ) -> bool:
         """Wait until *done()*, reading the links in this thread meanwhile.
 
         done: asked again after whatever was handled; :meth:`nudge` has it asked.
         timeout: seconds.  Returns also when they are over or the reactor ends.
+        watch: also looked at meanwhile, until the thread sleeps.
 
         False at once when another thread leads, or this one handles a message: wait
         in another way then.  Ctrl-C gets through, between two messages.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
+        select = functools.partial(self._vigil.select, watch=watch)
         with HeldBack(self.nudge) as interrupt:
             if self.is_current() or not self._leading.acquire(blocking=False):
                 return False
@@ -305,7 +309,7 @@ class Reactor:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         break
-                    self._turn(self._awake_or_asleep, min(left, self._patience()))
+                    self._turn(select, min(left, self._patience()))
             finally:
                 self._leader = None
                 self._leading.release()
@@ -360,7 +364,7 @@ class Reactor:
             while not self._stopping:
                 self._stand_back()
                 # Where others lead, they are busy now, and need the interpreter.
-                self._turn(self._asleep if self._leads else self._awake_or_asleep, self._patience())
+                self._turn(self._asleep if self._leads else self._vigil.select, self._patience())
                 # One of two threads in a selector is woken: it may have been meant for the other.
                 self.nudge()
         finally:

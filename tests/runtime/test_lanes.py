@@ -305,17 +305,25 @@ def test_one_client_for_all_would_not_behave_like_devices(lanes: Lanes) -> None:
 
 
 class Links:
-    """What a lane reads while it has nothing to launch: here jobs come in its own thread."""
+    """What a lane reads while it has nothing to launch: here jobs come in its own thread.
 
-    def __init__(self) -> None:
+    awake: it looks until something has ended, and only then sleeps.
+    """
+
+    def __init__(self, awake: bool = False) -> None:
+        self.awake = awake
         self.arrives: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.readers: set[str] = set()
         self.led = self.taken_back = 0
 
-    def lead(self, done: Any) -> bool:
+    def lead(self, done: Any, timeout: None = None, watch: Any = None) -> bool:
         self.readers.add(threading.current_thread().name)
         self.led += 1
         while not done():
+            if self.awake:
+                self.awake = not watch.look()
+                continue
+            watch.leave()
             arrived = self.arrives.get()
             if arrived is not None:
                 arrived()
@@ -349,6 +357,25 @@ def test_a_lane_that_has_nothing_to_launch_reads_the_links() -> None:
         "start 3",
     ]
     assert deaths == []
+
+
+@pytest.mark.parametrize("awake", [True, False])
+def test_the_thread_that_looks_for_messages_sees_ends_until_it_sleeps(awake: bool) -> None:
+    links = Links(awake)
+    lanes = Lanes(lambda _: None, links)
+    seen: list[str] = []
+    jobs = [Scripted([], name) for name in "12"]
+    for job in jobs:
+        job.over = (  # type: ignore[method-assign]
+            lambda start, job=job: (seen.append(threading.current_thread().name), job.ended.set())
+        )
+        lanes.put("a", job)
+        assert job.started.wait(10)
+        time.sleep(0.01)  # it was not over at once
+        job.may_end.set()
+        assert job.ended.wait(10)
+    lanes.close()
+    assert seen == ["lane a" if awake else "ends of a", "ends of a"]
 
 
 def test_a_lane_that_was_busy_leaves_the_links_to_others() -> None:

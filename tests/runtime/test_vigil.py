@@ -85,6 +85,42 @@ def test_it_sleeps_for_as_long_as_is_left_after_looking() -> None:
     assert abs(world.now - 3.2) < 0.02
 
 
+class Gang:
+    """It ends at a given time."""
+
+    def __init__(self, world: World, end: float) -> None:
+        self.world, self.end = world, end
+        self.left: list[float] = []
+
+    def look(self) -> bool:
+        return self.world.now >= self.end
+
+    def leave(self) -> None:
+        self.left.append(round(self.world.now, 1))
+
+
+def test_what_is_watched_is_seen_to_end_without_a_message() -> None:
+    world = World(0.1, 0.2, 1.4)
+    for _ in range(2):
+        world.hear()
+    gang = Gang(world, 0.7)
+    assert world.vigil.select(10.0, gang) == []
+    assert (round(world.now, 1), gang.left) == (0.7, [])
+    gang.end = 9.0
+    assert world.vigil.select(10.0, gang) == [(1.4, 1)], "an end is as good as a message"
+    assert (world.slept, gang.left) == ([0.1, 0.1], [])
+
+
+def test_what_is_watched_is_left_to_others_before_the_thread_sleeps() -> None:
+    world = World(0.1, 0.2, 5.0, 9.0)
+    gang = Gang(world, 4.0)
+    for _ in range(2):
+        world.vigil.select(10.0, gang)
+    assert gang.left == [0.0, 0.1]
+    assert world.vigil.select(10.0, gang) == [(5.0, 1)]
+    assert gang.left == [0.0, 0.1, 1.2]
+
+
 def test_never_means_never() -> None:
     world = World(0.1, 0.2, 0.3, 0.4, seconds=0.0)
     assert [world.hear() for _ in range(4)] == [[0.1], [0.2], [0.3], [0.4]]

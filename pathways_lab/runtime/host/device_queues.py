@@ -9,16 +9,17 @@ caller waiting.  And to wake a thread costs more than a small gang.
 
 How: after each launch the launch thread also looks which gangs have
 ended meanwhile, and waits for the oldest one when :data:`IN_FLIGHT` are
-unfinished.  Only while it has nothing to launch, or has several sets of devices
-to look after (as on accelerators), does another thread, one for each set, wait
-for the ends.  Either way ends are seen one after the other, in launch order.  While
-the launch thread has nothing to launch it reads the host's links itself, so that a grant
-is launched by the thread that it came to.  A gang began when it was launched or when
+unfinished.  While it has nothing to launch it reads the host's links itself, so that a grant
+is launched by the thread that it came to, and as long as it polls them it goes on to look
+for ends.  Only when it sleeps, or has several sets of devices to look after (as on
+accelerators), does another thread, one for each set, wait for the ends.  Either way ends are
+seen one after the other, in launch order.  A gang began when it was launched or when
 its devices became free, whichever came later.
 
 Rule for maintainers: a job never raises into a device queue; if a queue's own code
 does, the host must end (``on_death``), because devices without a queue hang.
-No polling.  Before the launch thread goes idle it wakes the thread that sees the rest.
+No polling but that of :mod:`pathways_lab.transport.busy_poll`.  Before the launch thread sleeps it
+wakes the thread that sees the rest.
 
 Paper: section 4.4 (gang-scheduled FIFO device queues), section 5.
 """
@@ -31,6 +32,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+
+from pathways_lab.transport.busy_poll import Watch
 
 IN_FLIGHT = 8
 _BRIEF = 0.001
@@ -68,7 +71,9 @@ class Job(Protocol):
 class Links(Protocol):
     """A :class:`~pathways_lab.transport.reactor.Reactor`: read while nothing is to be launched."""
 
-    def lead(self, done: Callable[[], bool]) -> bool: ...
+    def lead(
+        self, done: Callable[[], bool], timeout: None = None, watch: Watch | None = None
+    ) -> bool: ...
 
     def nudge(self) -> None: ...
 
@@ -124,14 +129,16 @@ class _Flights:
         job.over(start)
         return True
 
-    def see(self) -> None:
-        """See what has ended, unless another thread is about to."""
-        if self.token.acquire(blocking=False):
+    def see(self) -> bool:
+        """See what has ended, unless another thread is about to; whether anything has."""
+        seen = False
+        if self.flying and self.token.acquire(blocking=False):
             try:
                 while self.see_one(wait=False):
-                    pass
+                    seen = True
             finally:
                 self.token.release()
+        return seen
 
     def make_room(self) -> None:
         """Wait until one more may be launched."""
@@ -205,14 +212,12 @@ class Lane:
         away = 0.0
         while True:
             if self._jobs.empty():
-                self._idle = True
-                for flights in self._flights.values():
-                    if flights.flying:
-                        flights.wake.put(True)
                 if self._links is not None:
-                    self._links.lead(lambda: not self._jobs.empty())
+                    self._links.lead(lambda: not self._jobs.empty(), watch=self)
                     if away > _BRIEF:
                         self._links.take_back()
+                if self._jobs.empty():
+                    self.leave()
             jobs = self._jobs.get()
             if jobs is None:
                 break
@@ -231,6 +236,18 @@ class Lane:
         self._idle = True
         for flights in self._flights.values():
             flights.wake.put(False)
+
+    def look(self) -> bool:
+        """See what has ended while there is nothing to launch; whether anything has."""
+        return len(self._flights) == 1 and any(each.see() for each in self._flights.values())
+
+    def leave(self) -> None:
+        """Let the other threads see the ends."""
+        if not self._idle:
+            self._idle = True
+            for flights in self._flights.values():
+                if flights.flying:
+                    flights.wake.put(True)
 
     def _launch_one(self, job: Job) -> None:
         flights = self._flights.get(job.devices)
