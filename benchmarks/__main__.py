@@ -19,6 +19,7 @@ SHORT = {
     "step": ["--models", "GPT, 2 layers", "--devices", "1", "--rounds", "3", "--budget", "0.1"],
     "dispatch": ["--hosts", "2", "--rounds", "3", "--budget", "0.1"],
     "pipeline": ["--rounds", "3", "--budget", "0.05"],
+    "loops": ["--quick"],
     "crossover": ["--hosts", "2", "--rounds", "3", "--budget", "0.1", "--most", "16"],
     "clients": ["--clients", "1", "4", "--rounds", "3", "--budget", "0.3"],
     "fanout": ["--hosts", "1", "4", "16", "--rounds", "3", "--budget", "0.2"],

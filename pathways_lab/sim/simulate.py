@@ -470,9 +470,7 @@ def _placed(program: Program | Plan, slices: Mapping[SliceId, SliceId]) -> Progr
     values = tuple(map(value, program.values))
     if isinstance(program, Program):
         nodes = tuple(map(node, program.nodes))
-        return Program(
-            program.name, values, nodes, program.inputs, program.outputs, program.signatures
-        )
+        return replace(program, values=values, nodes=nodes)
     steps = tuple(type(s)(node(s.node), s.frees) for s in program.steps)
     places = ",".join(str(s) for s in slices.values())
     return Plan(

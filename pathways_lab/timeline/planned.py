@@ -434,12 +434,25 @@ class _Reasons:
                 break
             edge = min(tiles[at].end, until)
             if tiles[at].cause in (COMPUTING, NOTHING):
-                yield INPUT, start, edge
+                yield from self._late(tiles, at, edge - start, depth - 1)
             else:
                 yield from self._of(tiles[at], start, edge, depth - 1)
             start = edge
         if start < end:
             yield cause, start, end
+
+    def _late(
+        self, tiles: list[Tile], at: int, seconds: float, depth: int
+    ) -> Iterator[tuple[str, float, float]]:
+        """A wait for a gang that computes: so much earlier it could have been, but for what its
+        device waited for before it; for the rest of the time it is what is awaited."""
+        before = tiles[at - 1] if at else None
+        if before is not None and before.cause not in (COMPUTING, NOTHING):
+            since = max(before.start, before.end - seconds)
+            yield from self._of(before, since, before.end, depth)
+            seconds -= before.end - since
+        if seconds > 0:
+            yield INPUT, 0.0, seconds
 
     def _awaited(self, tile: Tile) -> Span | None:
         """The gang that one waits for: it makes its last input, or comes before it in its run."""

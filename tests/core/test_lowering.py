@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.program import lowering
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.legality import check_plan, inputs_of, last_uses, outputs_of
-from pathways_lab.core.program.lowering import live, lower, moved, ordered, placed, show, show_plan
+from pathways_lab.core.program.lowering import (
+    abreast,
+    live,
+    lower,
+    moved,
+    ordered,
+    placed,
+    planned,
+    show,
+    show_plan,
+)
 from pathways_lab.core.program.program import (
     Call,
     Line,
@@ -255,3 +267,60 @@ def test_transfers_name_slices_as_their_client_does() -> None:
     assert [step.node.name for step in plan.steps] == ["a", "a.0 to s3", "b"]
     assert "transfer %1" in show_plan(plan)
     assert str(1 << 32)[:8] not in show_plan(plan)
+
+
+def sources(program: Program) -> dict[int | None, list[Call | Transfer]]:
+    """By slice, calls on it and transfers from it, in their order."""
+    found: dict[int | None, list[Call | Transfer]] = {}
+    for node in program.nodes:
+        where = node.slice if isinstance(node, Call) else program.values[node.input].slice
+        found.setdefault(where, []).append(node)
+    return found
+
+
+def held(program: Program) -> dict[int | None, list[int]]:
+    """By slice, the bytes that it holds during each of its calls."""
+    plan = planned(program)
+    now: Counter[int | None] = Counter(plan.values[v].slice for v in plan.inputs)
+    found: dict[int | None, list[int]] = {}
+    for step in plan.steps:
+        now.update(plan.values[v].slice for v in outputs_of(step.node))
+        if isinstance(step.node, Call):
+            found.setdefault(step.node.slice, []).append(now[step.node.slice])
+        now.subtract(plan.values[v].slice for v in step.frees)
+    return found
+
+
+def test_slices_take_turns_and_each_keeps_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Program, Program]] = []
+
+    def noted(program: Program) -> Program:
+        seen.append((program, abreast(program)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(lowering, "abreast", noted)
+    for seed in range(300):
+        shape = Shape(nodes=12, decide=0.2, exchange=0.2)
+        random_plan(random.Random(seed), {1: 2, 2: 2, 3: 4}, shape, "p")
+    assert sum(before.nodes != after.nodes for before, after in seen) > 30
+    for before, after in seen:
+        assert sources(before) == sources(after)
+        for slice_id, most in held(before).items():
+            pairs = zip(held(after)[slice_id], most, strict=True)
+            assert all(now <= then for now, then in pairs), "no slice holds more"
+        assert [node.when for node in before.nodes] == [node.when for node in after.nodes]
+
+
+def test_microbatches_one_after_the_other_go_through_all_stages_at_once() -> None:
+    sketch = Sketch("pipeline")
+    outs = []
+    for each in [sketch.input(1, 4) for _ in range(3)]:
+        (x,) = sketch.call("a", 1, [each], [4])
+        (y,) = sketch.call("b", 2, [x], [4])
+        outs += sketch.call("c", 3, [y], [4])
+    program = sketch.output(*outs).program({1: 1, 2: 1, 3: 1})
+    orders = {True: [1, 2, 3] * 3, False: [1, 2, 1, 3, 2, 1, 3, 2, 3]}
+    for written, order in orders.items():
+        plan = lower(replace(program, written=written))
+        calls = [step.node.slice for step in plan.steps if isinstance(step.node, Call)]
+        assert calls == order

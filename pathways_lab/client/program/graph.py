@@ -255,12 +255,13 @@ def prepare(
     outputs: Sequence[Ref],
     *,
     sequential: bool = False,
+    written: bool = False,
     running: Running = USUAL,
 ) -> Prepared:
     """Give every value its layout and every node its code; lower the result.
 
     outputs: distinct values that nodes make; more may follow them in the result.
-    sequential: see :func:`pathways_lab.core.program.lowering.lower`.
+    sequential: see :func:`pathways_lab.core.program.lowering.lower`.  written: as of the program.
     running: what is said of all of it.
     Raises PathwaysError for illegal programs, at the user's own line.
     """
@@ -277,6 +278,7 @@ def prepare(
         tuple(builder.numbers[ref] for ref in builder.inputs),
         tuple(builder.numbers[ref] for ref in outputs),
         builder.signatures,
+        written,
     )
     stats.work.lowered += 1
     plan = bundles.gathered(lowering.lower(program, sequential=sequential), FEW)

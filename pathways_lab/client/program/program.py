@@ -55,6 +55,7 @@ from pathways_lab.core.slices.topology import Owned, SliceBinding
 from pathways_lab.runtime.jax_private import trace_context
 
 DISPATCH = ("parallel", "sequential")
+ORDERS = ("turns", "written")
 
 
 @dataclass(frozen=True)
@@ -76,20 +77,25 @@ class Passed:
 
 @dataclass(frozen=True)
 class How:
-    """Options of lowering: fuse neighbouring calls; sequential dispatch; what is said of runs."""
+    """Options of lowering: fuse neighbouring calls; sequential dispatch; what is said of runs.
+
+    written: the order of the program is that of its calls.
+    """
 
     fuse: bool = False
     sequential: bool = False
     running: Running = USUAL
+    written: bool = False
 
     @classmethod
-    def of(cls, fuse: bool, dispatch: str, running: Running = USUAL) -> How:
-        """Raises PathwaysError for a dispatch that does not exist."""
-        if dispatch not in DISPATCH:
-            raise failures.failure(
-                "refused", f"dispatch={dispatch!r} does not exist", f"one of {', '.join(DISPATCH)}"
-            )
-        return cls(fuse, dispatch == "sequential", running)
+    def of(cls, fuse: bool, dispatch: str, running: Running = USUAL, order: str = ORDERS[0]) -> How:
+        """Raises PathwaysError for a dispatch, or an order, that does not exist."""
+        for option, given, known in ("dispatch", dispatch, DISPATCH), ("order", order, ORDERS):
+            if given not in known:
+                raise failures.failure(
+                    "refused", f"{option}={given!r} does not exist", f"one of {', '.join(known)}"
+                )
+        return cls(fuse, dispatch == "sequential", running, order == "written")
 
 
 AHEAD = How()
@@ -133,8 +139,9 @@ class CapturedProgram:
                 nodes, self._fused = fusing.fused(nodes, outputs)
             if nodes:
                 self.prepared = prepare(
-                    captured.name, nodes, outputs, sequential=how.sequential, running=how.running
-                )
+                    captured.name, nodes, outputs, sequential=how.sequential, written=how.written,
+                    running=how.running,
+                )  # fmt: skip
         except Exception as error:
             failures.reraise(error, program=captured.name)
         numbers = {ref: Output(number) for number, ref in enumerate(outputs)}
@@ -303,6 +310,7 @@ class ProgramFunction:
         name: str | None = None,
         fuse: bool = False,
         dispatch: str = "parallel",
+        order: str = "turns",
         keep: bool = False,
         window: float | None = None,
         priority: int | None = None,
@@ -314,7 +322,7 @@ class ProgramFunction:
         self.function = function
         self.name = str(name or getattr(function, "__name__", type(function).__name__))
         self._on = on
-        self._how = How.of(fuse, dispatch, Running.of(keep, window))
+        self._how = How.of(fuse, dispatch, Running.of(keep, window), order)
         self.tag = Tag.of(priority, data)
         self._roles = Roles(function, static_argnums, static_argnames)
         self._captured = OnSlices[Any, CapturedProgram]()
@@ -402,6 +410,7 @@ def program(
     name: str | None = ...,
     fuse: bool = ...,
     dispatch: str = ...,
+    order: str = ...,
     keep: bool = ...,
     window: float | None = ...,
     priority: int | None = ...,
@@ -418,6 +427,7 @@ def program(
     name: str | None = ...,
     fuse: bool = ...,
     dispatch: str = ...,
+    order: str = ...,
     keep: bool = ...,
     window: float | None = ...,
     priority: int | None = ...,
@@ -433,6 +443,7 @@ def program(
     name: str | None = None,
     fuse: bool = False,
     dispatch: str = "parallel",
+    order: str = "turns",
     keep: bool = False,
     window: float | None = None,
     priority: int | None = None,
@@ -459,6 +470,10 @@ def program(
     dispatch: ``"parallel"`` does the hosts' work for all nodes at once, ahead of
         the data; ``"sequential"``, for comparison, only for nodes whose inputs
         are there.
+    order: each slice computes in the order of the calls.  Between slices places are given in
+        ``"turns"``, in the order in which calls of equal length could begin, so that a plain
+        loop over microbatches fills all stages; ``"written"``: in the order of the calls, for
+        loops that are timed by hand.
     keep, window: as of ``pw.jit``, for all of it.
     priority, data: of its runs, for policies: a whole number, and a few names with plain
         values; blocks of :func:`pathways_lab.tagged` around a call go before them.
@@ -472,6 +487,7 @@ def program(
         "name": name,
         "fuse": fuse,
         "dispatch": dispatch,
+        "order": order,
         "keep": keep,
         "window": window,
         "priority": priority,

@@ -11,13 +11,15 @@ free and one order that is fixed before any data exist.  The passes:
                  that every output is a buffer of its own,
 4. ``ordered``   each transfer goes right behind the value's producer, so that
                  bytes travel while other gangs compute,
-5. ``ahead``     what depends on a decision goes behind what does not, so that
+5. ``abreast``   slices take turns, as they could compute, so that none gets its
+                 places only when another one has worked off its own,
+6. ``ahead``     what depends on a decision goes behind what does not, so that
                  only the former waits for it,
-6. ``planned``   the last use of every value frees it; the content is hashed.
+7. ``planned``   the last use of every value frees it; the content is hashed.
 
 Rule for maintainers: a pass takes a program and returns a program (the last
 one a plan); all of them print with :func:`show` and :func:`show_plan`.  Frees
-belong to the linear order: moving a step after pass 6 would make the memory
+belong to the linear order: moving a step after pass 7 would make the memory
 that was reserved a lie.
 
 Paper: section 4.2 (lowering by passes), section 4.3 (transfers in the graph).
@@ -63,7 +65,7 @@ def lower(program: Program, *, sequential: bool = False) -> Plan:
     failure = check_program(program)
     if failure:
         raise PathwaysError(failure)
-    moves = ahead(ordered(moved(placed(live(program)))))
+    moves = ahead(abreast(ordered(moved(placed(live(program))))))
     result = planned(behind(moves) if sequential else moves)
     failure = check_plan(result)
     if failure:
@@ -178,6 +180,38 @@ def ordered(program: Program) -> Program:
     return replace(program, nodes=tuple(nodes))
 
 
+def abreast(program: Program) -> Program:
+    """Nodes in the order in which they could begin, if all calls took the same time.
+
+    Grants follow the linear order and stop where a slice has enough ahead, so an order in which
+    one microbatch after the other goes through a pipeline would leave most of its slices
+    without places.  Calls on a slice and transfers from it keep their order, and no transfer
+    comes to a slice earlier among its calls, so no slice holds more than in the order as
+    written.  Nodes of different conditions do not change places.
+    """
+    if program.written:
+        return program
+    free: dict[SliceId, int] = {}
+    made: dict[ValueId, int] = {}
+    keys: list[tuple[int, int]] = []
+    stretch, before = 0, None
+    for node in program.nodes:
+        stretch += node.when != before
+        before = node.when
+        used = (*inputs_of(node), node.when.value) if node.when else inputs_of(node)
+        if isinstance(node, Call):
+            here = there = node.slice
+        else:
+            here, there = (_slice(program.values[v]) for v in (node.input, node.output))
+        begin = max([free.get(here, 0), free.get(there, 0), *(made.get(v, 0) for v in used)])
+        end = begin + isinstance(node, Call)
+        free[here] = end
+        made.update({v: max(end, made.get(v, 0)) for v in outputs_of(node)})
+        keys.append((stretch, begin))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return replace(program, nodes=tuple(program.nodes[index] for index in order))
+
+
 def ahead(program: Program) -> Program:
     """Nodes in the order of how many decisions they wait for, one after the other."""
     waits: dict[ValueId, int] = {}
@@ -224,6 +258,11 @@ def planned(program: Program) -> Plan:
         tuple(sorted(touched)),
     )  # fmt: skip
     return replace(plan, key=hashlib.sha256(repr(plan).encode()).hexdigest()[:32])
+
+
+def _slice(value: Value) -> SliceId:
+    assert value.slice is not None, "values have places by now"
+    return value.slice
 
 
 def _on(value: Value, slice_id: SliceId, layout: Layout) -> Value:

@@ -170,6 +170,7 @@ class Program:
     inputs: values that a run binds to handles or arguments.
     outputs: values that a run returns as handles (may repeat, may be inputs).
     signatures: by function key.
+    written: slices get their places in this order, and do not take turns.
     """
 
     name: str
@@ -178,6 +179,7 @@ class Program:
     inputs: tuple[ValueId, ...]
     outputs: tuple[ValueId, ...]
     signatures: dict[str, Signature] = field(default_factory=dict)
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)

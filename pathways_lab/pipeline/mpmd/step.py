@@ -88,7 +88,8 @@ class Step(ProgramFunction):
         def walk(*args: Any, **kwargs: Any) -> Any:
             return self._walk(args, kwargs)
 
-        super().__init__(walk, **options)
+        # A schedule knows better than lowering how long its parts take.
+        super().__init__(walk, order="turns" if schedule is None else "written", **options)
 
     def place(self, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The positional arguments, each array where the step reads it first.
