@@ -17,7 +17,7 @@ Paper: section 5.3 (pipeline bubbles), figure 10 (trace of a pipeline).
 
 from __future__ import annotations
 
-from bisect import bisect, bisect_left
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -26,6 +26,7 @@ from typing import NamedTuple
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
+from pathways_lab.timeline.packed import Granted
 from pathways_lab.timeline.records import ENDS, Event, Record, Span, own
 from pathways_lab.timeline.text_table import Tabled, TextTable
 from pathways_lab.timeline.waits import (
@@ -63,7 +64,7 @@ class RunSeen:
 
     submitted, begun, ended: seconds; begun is when the first of its gangs that are over had begun,
     ended is None while it goes on.  count: of its gangs that have ended.  waited: the line at which
-    its client waited for a value since its run before, "" for none.
+    its client waited for a value since its run before, "" for none.  windows: of its places.
     """
 
     run: int
@@ -77,6 +78,8 @@ class RunSeen:
     messages: list[Event] = field(default_factory=list)
     count: int = 0
     waited: str = ""
+    windows: list[Granted] = field(default_factory=list)
+    _places: dict[int, float] = field(default_factory=dict)
     _last: float = float("-inf")
     _gangs: list[Span] = field(default_factory=list)
     _waits: DeviceWaits = field(default_factory=list)
@@ -100,6 +103,8 @@ class RunSeen:
                 self.submitted = record.time
                 self.waited = record.args.get("waited", "")
                 self.program, self.client = record.program, record.client
+            elif record.kind == "granted":
+                self._places[record.step] = record.time
             elif record.kind == "message":
                 self.messages.append(record)
             elif record.kind in ENDS:
@@ -126,6 +131,14 @@ class RunSeen:
         """Its computations, as they became known."""
         self._unpack()
         return self._gangs
+
+    @property
+    def granted(self) -> dict[int, float]:
+        """By step, when it got its places, in seconds."""
+        columns = (
+            (gang[1], window.time) for window in self.windows for gang in window.placing.gangs
+        )
+        return {**self._places, **dict(columns)}
 
     @property
     def stretches(self) -> list[Span]:
@@ -297,7 +310,7 @@ def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
         lane: _tiles(gangs, waited.get(lane, []), meanwhile.get(lane, []), begin, end)
         for lane, gangs in ran.items()
     }
-    reasons = _Reasons(seen.gangs, flow, tiles)
+    reasons = _Reasons(seen.gangs, flow, tiles, seen.granted)
     devices = []
     for lane, gangs in sorted(ran.items()):
         busy = sum(plan[g.step][1] - plan[g.step][0] for g in gangs)
@@ -385,15 +398,22 @@ class _Before:
 class _Reasons:
     """The reasons for waits: where an earlier computation is late, what it waited for itself."""
 
-    def __init__(self, gangs: Iterable[Span], flow: Flow, tiles: Mapping[Lane, list[Tile]]) -> None:
+    def __init__(
+        self,
+        gangs: Iterable[Span],
+        flow: Flow,
+        tiles: Mapping[Lane, list[Tile]],
+        granted: Mapping[int, float],
+    ) -> None:
         self._flow = flow
         self._tiles = tiles
+        self._granted = granted
         self._last: dict[int, Span] = {}
         for gang in gangs:
             known = self._last.get(gang.step)
             if known is None or gang.end > known.end:
                 self._last[gang.step] = gang
-        self._steps = sorted(self._last)
+        self._ended = sorted(self._last.values(), key=lambda gang: gang.end)
         self._functions: dict[str, dict[tuple[str, str], float]] = {}
 
     def gap(self, lane: Lane) -> dict[str, float]:
@@ -426,8 +446,8 @@ class _Reasons:
         if awaited is None:
             yield tile.cause, start, end
             return
-        # What a device is told to do waits for what comes before in the run, until that has begun.
-        cause, until = (INPUT, end) if tile.cause == INPUT else (DISPATCH, min(end, awaited.start))
+        # A place is given when a computation has ended somewhere in the run.
+        cause, until = (INPUT, end) if tile.cause == INPUT else (DISPATCH, min(end, awaited.end))
         tiles = self._tiles[lanes_of(awaited.island, awaited.host, awaited.devices)[0]]
         for at in range(bisect(tiles, start, key=lambda tile: tile.end), len(tiles)):
             if tiles[at].start >= until or start >= until:
@@ -455,14 +475,16 @@ class _Reasons:
             yield INPUT, 0.0, seconds
 
     def _awaited(self, tile: Tile) -> Span | None:
-        """The gang that one waits for: it makes its last input, or comes before it in its run."""
+        """The gang that one waits for: it makes its last input, or its end gave it its place."""
         if tile.gang is None or tile.cause not in (INPUT, DISPATCH):
             return None
         if tile.cause == INPUT:
             return self._maker(tile.gang)
-        before = bisect_left(self._steps, tile.gang.step) - 1
-        gang = self._last[self._steps[before]] if before >= 0 else None
-        return gang if gang is not None and gang.start > tile.start else None
+        granted = self._granted.get(tile.gang.step, tile.start)
+        if granted <= tile.start:
+            return None
+        before = bisect(self._ended, granted, key=lambda gang: gang.end) - 1
+        return self._ended[before] if before >= 0 else None
 
     def _maker(self, gang: Span) -> Span | None:
         """The gang that makes the last input of one."""

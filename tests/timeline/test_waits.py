@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from pathways_lab.timeline import waits
 from pathways_lab.timeline.machine import Lane
-from pathways_lab.timeline.packed import single
-from pathways_lab.timeline.planned import GAP_CAUSES, OTHERS, PLAN, planned
+from pathways_lab.timeline.packed import Granted, single
+from pathways_lab.timeline.planned import GAP_CAUSES, OTHERS, PLAN, RunSeen, planned
 from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records_of import Placing
 from pathways_lab.timeline.waits import (
     CAUSES,
     COMPILE,
@@ -332,3 +333,12 @@ def test_devices_that_are_always_used_together_wait_as_each_of_them(
     as_one = waits.waits(records, 0.0, 100.0)
     monkeypatch.setattr(waits.Waits, "_as_one", lambda self, lanes: lanes)
     assert as_one == waits.waits(records, 0.0, 100.0)
+
+
+def test_places_in_columns_are_places_one_by_one():
+    gangs = tuple((at, 3 * at, "f", 7, "", ("i/h",)) for at in range(4))
+    window = Granted(2.0, 1, 0, 5, Placing("i", "p", "ann", gangs))
+    columns, single_ = RunSeen(1, windows=[window]), RunSeen(1)
+    for record in window.records():
+        single_.add(record, [])
+    assert columns.granted == single_.granted == {0: 2.0, 3: 2.0, 6: 2.0, 9: 2.0}

@@ -293,7 +293,7 @@ class Scene:
         self.gangs.add_packed(granted)
         self.backlog.placed(granted.run, granted.own)
         self.waits.add_granted(granted)
-        self._run(granted.run, granted.program, granted.placing.client)
+        self._run(granted.run, granted.program, granted.placing.client).windows.append(granted)
         self.last = max(self.last, granted.time)
 
     def _row(self, row: Row) -> None:
