@@ -130,9 +130,17 @@ class _Held(NamedTuple):
     end: Sequence[float] | Floats
 
 
-Ended = tuple[float, str, int]
-"""When a computation ended (seconds), its node, and the slice."""
-_NEVER: Ended = (float("-inf"), "", -1)
+class Ended(NamedTuple):
+    """When a computation ended (seconds), its node, the slice, and which it is."""
+
+    time: float
+    node: str = ""
+    slice: int = -1
+    run: int = 0
+    step: int = -1
+
+
+_NEVER = Ended(float("-inf"))
 
 
 @dataclass(slots=True)
@@ -249,9 +257,11 @@ class Waits:
     def _ahead(self, run: _Run) -> Ended:
         if run.ahead is not None:
             return run.ahead
-        ended = [(s, *end) for s in run.places for end in self._ended.get(s, {}).values()]
         before = [
-            (min(end, run.first), node, s) for s, end, node in ended if end < run.first + SKEW
+            Ended(min(end, run.first), node, s, *gang)
+            for s in run.places
+            for gang, (end, node) in self._ended.get(s, {}).items()
+            if end < run.first + SKEW
         ]
         return max(before, default=_NEVER)
 
@@ -305,6 +315,13 @@ class Waits:
         self._last_compiled = max(self._last_compiled, span.end)
         if len(self._compiled) > KEEP:
             del self._compiled[next(iter(self._compiled))]
+
+    def compiled(self, run: int, until: float) -> str:
+        """The function of a run that was made last by some moment (seconds), as is remembered."""
+        nodes = {(stage.slice, stage.node): stage.node for stage in self._flows.run(run)}
+        made = {node: self._compiled[key][1] for key, node in nodes.items()
+                if key in self._compiled and self._compiled[key][1] < until + SKEW}  # fmt: skip
+        return max(made, key=lambda node: made[node], default="")
 
     def _compiling(self, number: int, run: _Run) -> list[tuple[float, float]]:
         """When functions of a run were made after it was submitted, without overlaps."""
@@ -417,7 +434,7 @@ class Waits:
         yield from ((cause, begun, end) for cause, end in more)
         if run.admitted is not None:
             yield run.admitted
-        yield INPUT, begin, self._ahead(run)[0]
+        yield INPUT, begin, self._ahead(run).time
         flow, arrived = self._flows.run(gang.run), run.arrived.get(gang.host, {})
         arrivals: list[Span | None]
         if gang.step < len(flow):

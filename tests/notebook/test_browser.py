@@ -347,49 +347,6 @@ while time.monotonic() < end and not os.path.exists("{}"):
     (page.lab.work / "looked").touch()
 
 
-WIDER = """
-from pathways_lab.timeline.records import Event
-def run(number, width):
-    steps = [[False, f"n{n}", 0, 4, [], ""] for n in range(width)]
-    of = dict(run=number, program=f"p{number}", client="kernel-1")
-    now = log.clock()
-    gang = Span("gang", now, now + 0.01, "island0", "island0/host0", (0,), number, 0, f"p{number}")
-    log.extend([
-        Event("plan", now, program=f"p{number}", args={"plan": f"k{number}", "steps": steps}),
-        Event("submitted", now, **of, args={"plan": f"k{number}"}), gang,
-    ])
-log = Timeline()
-run(1, 1)
-shown = View(log, ("graph",), origin=log.clock() - 1)
-shown.show()
-"""
-
-
-def test_a_panel_grows_with_its_run_and_is_not_built_anew(page: Page) -> None:
-    """A document of nine panels takes half a second, and what was zoomed is lost with it."""
-    setup = "\n".join(line for line in FEED.splitlines() if line.startswith(("import", "from")))
-    page.begin("wider.ipynb", setup + WIDER, "run(2, 6)")
-    page.run_cell(0)
-    page.wait_for_view()
-    high = """() => {
-      const view = document.querySelector('.pathways-lab');
-      const graph = view.pathwaysDocument.get_model_by_name('graph');
-      return [graph.height, view.clientHeight, view.pathwaysDocument.marked ?? false];
-    }"""
-    page.page.wait_for_function(f"() => ({high})()[0] > 30")
-    before, room, _ = page.page.evaluate(high)
-    page.page.evaluate(
-        "() => { document.querySelector('.pathways-lab').pathwaysDocument.marked = true; }"
-    )
-    page.run_cell(1)
-    page.page.wait_for_function(f"() => ({high})()[0] > {before}", timeout=30_000)
-    page.page.wait_for_timeout(300)
-    after, more, marked = page.page.evaluate(high)
-    assert marked, "the same document"
-    assert more - room == pytest.approx(after - before, abs=2)
-    assert page.console == []
-
-
 @pytest.fixture(scope="module")
 def moving(shared: Page) -> Iterator[Page]:
     """A view that moves, for the tests that follow each other and only look or click."""
@@ -476,6 +433,22 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
     card.wait_for(state="hidden")
     page.page.locator(".pathways-lab-chosen:has-text('of train')").wait_for()
     assert page.page.locator(".bk-Tooltip").count() == 0
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    page.click_mark("queues", "queues-waits")
+    page.page.mouse.move(2, 2)
+    wait = page.page.locator(".pathways-lab-chosen:has-text('waited')")
+    wait.wait_for()
+    link = wait.locator(".pathways-lab-fact:has-text('behind') .pathways-lab-link")
+    assert len(page.source("queues-chosen", "left")) == 1, "the wait, and no bar"
+    until(lambda: len(page.source("queues-arrows", "x0")) == 1)
+    (arrived,) = page.source("queues-arrows", "x0")
+    node = link.inner_text()
+    link.click()
+    page.page.locator(f".pathways-lab-chosen:has-text('{node} of train')").wait_for()
+    until(lambda: len(page.source("queues-arrows", "x0")) > 0)
+    (end,) = page.source("queues-chosen", "right")
+    assert end == arrived, "the arrow began at the end of the bar that the link chooses"
+    assert end in page.source("queues-arrows", "x0"), "to those that use it"
     page.page.click(".pathways-lab-button:has-text('follow')")
     x, y = page.page.evaluate(
         """() => {

@@ -17,6 +17,7 @@ import pytest
 
 from pathways_lab.runtime.processes import kept_labs
 from tests.notebook.jupyter import Lab, Page, chromium, grows, newest
+from tests.notebook.test_browser import FEED
 
 pytestmark = [
     pytest.mark.browser,
@@ -344,3 +345,46 @@ def test_a_run_goes_on_while_its_kernel_restarts_and_so_does_its_picture(
         assert lab.read("detached.ipynb")["cells"][4]["outputs"][0]["text"] == ["cancelled\n"]
     finally:
         kept_labs.stop(name)
+
+
+WIDER = """
+from pathways_lab.timeline.records import Event
+def run(number, width):
+    steps = [[False, f"n{n}", 0, 4, [], ""] for n in range(width)]
+    of = dict(run=number, program=f"p{number}", client="kernel-1")
+    now = log.clock()
+    gang = Span("gang", now, now + 0.01, "island0", "island0/host0", (0,), number, 0, f"p{number}")
+    log.extend([
+        Event("plan", now, program=f"p{number}", args={"plan": f"k{number}", "steps": steps}),
+        Event("submitted", now, **of, args={"plan": f"k{number}"}), gang,
+    ])
+log = Timeline()
+run(1, 1)
+shown = View(log, ("graph",), origin=log.clock() - 1)
+shown.show()
+"""
+
+
+def test_a_panel_grows_with_its_run_and_is_not_built_anew(page: Page) -> None:
+    """A document of nine panels takes half a second, and what was zoomed is lost with it."""
+    setup = "\n".join(line for line in FEED.splitlines() if line.startswith(("import", "from")))
+    page.begin("wider.ipynb", setup + WIDER, "run(2, 6)")
+    page.run_cell(0)
+    page.wait_for_view()
+    high = """() => {
+      const view = document.querySelector('.pathways-lab');
+      const graph = view.pathwaysDocument.get_model_by_name('graph');
+      return [graph.height, view.clientHeight, view.pathwaysDocument.marked ?? false];
+    }"""
+    page.page.wait_for_function(f"() => ({high})()[0] > 30")
+    before, room, _ = page.page.evaluate(high)
+    page.page.evaluate(
+        "() => { document.querySelector('.pathways-lab').pathwaysDocument.marked = true; }"
+    )
+    page.run_cell(1)
+    page.page.wait_for_function(f"() => ({high})()[0] > {before}", timeout=30_000)
+    page.page.wait_for_timeout(300)
+    after, more, marked = page.page.evaluate(high)
+    assert marked, "the same document"
+    assert more - room == pytest.approx(after - before, abs=2)
+    assert page.console == []

@@ -18,6 +18,7 @@ near-black.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import pi
 from typing import Any
 
 from bokeh.core.json_encoder import serialize_json
@@ -46,6 +47,7 @@ from bokeh.plotting import figure
 from pathways_lab.notebook.scene.palette import INK, PAINTS
 from pathways_lab.notebook.scene.plot import (
     AREAS,
+    ARROWS,
     BOXES,
     CATALOGUE,
     LEFT,
@@ -200,6 +202,15 @@ class Figures:
             renderer = shown.multi_line(
                 xs="xs", ys="ys", source=source, line_color="fill", line_width="width",
                 line_alpha=layer.alpha,
+            )  # fmt: skip
+        elif layer.kind == ARROWS:
+            renderer = shown.bezier(
+                x0="x0", y0="y0", x1="x1", y1="y1", cx0="cx0", cy0="y0", cx1="cx1", cy1="y1",
+                source=source, line_color=INK, line_width=1.2, tags=[THEMED],
+            )  # fmt: skip
+            shown.scatter(
+                x="x1", y="y1", source=source, marker="triangle", angle=-pi / 2, size=7,
+                fill_color=INK, line_color=INK, tags=[THEMED],
             )  # fmt: skip
         else:
             return

@@ -21,6 +21,7 @@ from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number, parts
 from pathways_lab.notebook.scene.palette import PAINTS, family, ink_on
 from pathways_lab.notebook.scene.plot import (
+    ARROWS,
     BOXES,
     CATALOGUE,
     DATA,
@@ -113,6 +114,7 @@ def plot(scene: Scene, now: float) -> Plot:
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
             Layer("queues-causes", TEXTS, _causes(scene, marks, now, each)),
             Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else blank(WORDS)),
+            Layer("queues-arrows", ARROWS, blank(("x0", "y0", "x1", "y1", "cx0", "cx1"))),
             Layer(CATALOGUE, DATA, scene.catalogue.columns()),
         ),
         time=True,
@@ -203,8 +205,8 @@ def _causes(scene: Scene, marks: dict[str, Any], now: float, each: float) -> dic
         run, step = parts(marks["gang"][n])
         made = kinds[n] == WAITS.index(INPUT) and run in runs
         until = float(marks["right"][n]) + scene.origin
-        node = maker(scene, runs[run], step, until)[0] if made else ""
-        return f"waits for {node}" if node else MARKS[kinds[n]]
+        first = maker(scene, runs[run], step, until) if made else None
+        return f"waits for {first.node}" if first else MARKS[kinds[n]]
 
     inward = np.where(kinds < len(WAITS) // 2, BESIDE, -BESIDE)
     return {

@@ -248,8 +248,8 @@ def _newest(scene: Scene, since: float, island: str, kind: int) -> list[Bar]:
 
 def _made(scene: Scene, bars: Sequence[Bar]) -> str:
     """The computation that most of some waits are for, and where it is made."""
-    made = [" on ".join(filter(None, maker(scene, bar.run, bar.step, bar.end))) for bar in bars]
-    return _most(zip(made, [bar.busy for bar in bars], strict=True))
+    made = ((maker(scene, bar.run, bar.step, bar.end), bar.busy) for bar in bars)
+    return _most((first.told, busy) for first, busy in made if first)
 
 
 def _most(seconds: Iterable[tuple[str, float]]) -> str:

@@ -12,13 +12,13 @@ Paper: section 4.2 (programs as sharded dataflow), 4.5 (grants ahead of the data
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import number
-from pathways_lab.notebook.scene.palette import CAUSE_PAINTS
 from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, Scene
 from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.flow import Flow
@@ -36,22 +36,58 @@ NEAR = 128
 
 def makers(flow: Flow, step: int) -> list[int]:
     """The computations that make the inputs of a step, none for a bar that stands for several."""
-    made = flow[step].after if 0 <= step < len(flow) else ()
-    found = [s for n in made for s in (flow[n].after if flow[n].transfer else (n,))]
+    found: list[int] = []
+    asked = [*flow[step].after] if 0 <= step < len(flow) else []
+    for n in asked:
+        asked.extend(flow[n].after if flow[n].transfer else ())
+        found += [] if flow[n].transfer else [n]
     return list(dict.fromkeys(found))
 
 
-def maker(scene: Scene, run: int, step: int, until: float) -> tuple[str, str]:
-    """The node for whose end a gang was waited until some moment (seconds on the records' clock),
-    and its island; both "" where that is not known."""
-    ended, node, where = scene.waits.ahead(run)
+def readers(flow: Flow, step: int) -> list[int]:
+    """The computations that use the results of a step, also those that transfers bring them."""
+    moved, found = {step}, []
+    for n in range(step + 1, len(flow)) if step >= 0 else ():
+        if moved.isdisjoint(flow[n].after):
+            continue
+        if flow[n].transfer:
+            moved.add(n)
+        else:
+            found.append(n)
+    return found
+
+
+class Made(NamedTuple):
+    """A computation for whose end others wait.
+
+    where: its islands.  gang: its number.  line: the user's.
+    """
+
+    node: str
+    where: str
+    gang: float
+    line: str
+
+    @property
+    def told(self) -> str:
+        """Its node, and where it is made."""
+        return " on ".join(filter(None, self[:2]))
+
+
+def maker(scene: Scene, run: int, step: int, until: float) -> Made | None:
+    """The computation for whose end a gang was waited until some moment (seconds on the records'
+    clock); None where that is not known."""
+    ended, node, where, of, at = scene.waits.ahead(run)
     flow = scene.flows.run(run)
     made = makers(flow, step)
     if made and abs(ended - until) > SAME:
-        last = max(made, key=lambda step: ended_at(scene, run, step))
-        node, where = flow[last].node, flow[last].slice
-    bound = scene.machine.slices.get(where)
-    return node, " and ".join(bound.islands) if bound else ""
+        of, at = run, max(made, key=lambda step: ended_at(scene, run, step))
+        node, where = flow[at].node, flow[at].slice
+    if not node:
+        return None
+    bound, gang = scene.machine.slices.get(where), scene.gangs.by_key.get((of, at))
+    line = gang.line if gang else ""
+    return Made(node, " and ".join(bound.islands) if bound else "", number(of, at), line)
 
 
 def ahead(scene: Scene, gang: Gang, until: float) -> Bar | None:
@@ -130,12 +166,30 @@ def needed(scene: Scene) -> dict[Lane, str]:
 def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
     """Marks of what devices waited for before what they work on, and of what idle ones wait for
     *now* (seconds), as those of what has ended."""
+    return _so_far(scene, now)[1]
+
+
+def _so_far(scene: Scene, now: float) -> tuple[list[Bar], dict[str, NDArray[np.generic]]]:
     if now not in scene.so_far:
-        scene.so_far[now] = _waits_so_far(scene, now)
+        bars = _waits_so_far(scene, now)
+        scene.so_far[now] = bars, scene.waited.columns(bars)
     return scene.so_far[now]
 
 
-def _waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
+def device_at(scene: Scene, y: float) -> Lane | None:
+    """The device that is drawn nearest to a height in the device queues."""
+    at = {lane: there for lane in scene.rows.of if (there := scene.drawn_at(lane)) is not None}
+    return min(at, key=lambda lane: abs(at[lane] - y), default=None)
+
+
+def wait_at(scene: Scene, lane: Lane, moment: float, now: float) -> Bar | None:
+    """The wait of a device at a moment, as known *now* (seconds on the records' clock)."""
+    row, waited = scene.rows.of.get(lane), scene.waited.bars.items
+    bars = (bar for known in (_so_far(scene, now)[0], reversed(waited)) for bar in known)
+    return next((b for b in bars if b.row == row and b.start <= moment <= b.end), None)
+
+
+def _waits_so_far(scene: Scene, now: float) -> list[Bar]:
     together: dict[tuple[GangKey, str], list[Lane]] = {}
     begun = {}
     for lane, key, since, what in scene.running():
@@ -145,7 +199,7 @@ def _waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
     for lane, gang in next_gangs.items():
         if lane in scene.recent and lane not in busy:
             together.setdefault(((gang.run, gang.step), lane.host), []).append(lane)
-    marks: list[dict[str, float]] = []
+    marks: list[Bar] = []
     seen: set[float] = set()
     for (key, host), lanes in together.items():
         rows = {scene.drawn_at(lane): lane for lane in reversed(lanes)}
@@ -160,16 +214,15 @@ def _waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
                 gang, since = next_gangs[lane], max(now, scene.waiting[lane].ended)
                 what = What(gang.node, gang.program, gang.client, gang.line)
                 rest, more = UNKNOWN, _sure(scene, gang, host, busy, since)
-            stands = scene.lanes.drawn[scene.rows.of[lane]][1]
             parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since, more)
             for cause, start, over in parts:
                 # Nothing that is known explains the last part yet.
                 cause = rest if (cause, over) == (DISPATCH, since) else cause
-                marks.append(_mark(scene, key, what, row, stands, cause, start, over))
-    return {
-        name: np.array([mark[name] for mark in marks], column.dtype)
-        for name, column in scene.waited.table.columns().items()
-    }
+                about = what.program, what.node, what.client, what.line, *key
+                mark = Bar(scene.rows.of[lane], MARKS.index(cause), start, over, *about)
+                mark.busy = over - start
+                marks.append(mark)
+    return marks
 
 
 def _sure(
@@ -192,17 +245,3 @@ def _sure(
 def _lanes(scene: Scene, gang: Gang) -> set[Lane]:
     bound = scene.machine.slices.get(gang.slice)
     return set(bound.lanes) if bound else set()
-
-
-def _mark(
-    scene: Scene, key: GangKey, what: What, row: float, count: float,
-    cause: str, begun: float, over: float,
-) -> dict[str, float]:  # fmt: skip
-    kind = MARKS.index(cause)
-    top, bottom = scene.waited.edges[kind]
-    return {
-        "left": begun - scene.origin, "right": over - scene.origin,
-        "top": row + top, "bottom": row + bottom, "paint": CAUSE_PAINTS[kind],
-        "what": scene.catalogue.row(what), "busy": 1000 * (over - begun),
-        "gang": number(*key), "kind": kind, "count": count,
-    }  # fmt: skip

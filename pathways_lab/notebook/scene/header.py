@@ -26,6 +26,7 @@ class Header:
     summary: one line for screen readers.
     actions: buttons; the name is what comes back when one is pressed.
     chosen: what is known of the gang that somebody has clicked: ``(label, text)``.
+    links, arrows: see :class:`.text.Card`.
     line: the user's line that made it, as its record has it; a view in a notebook says
         beside it, as ``place``, where its page finds the line.  node: its name.
     moments: what the scrubber covers, seconds on the axis; at: where it stands,
@@ -48,6 +49,8 @@ class Header:
     summary: str = ""
     actions: tuple[str, ...] = ()
     chosen: tuple[tuple[str, str], ...] = ()
+    links: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
+    arrows: tuple[tuple[float, float], ...] = ()
     line: str = ""
     node: str = ""
     moments: tuple[float, float] = (0.0, 0.0)

@@ -55,6 +55,7 @@ MILLISECONDS = 0.5
 """Axes that end before (seconds) are labelled in milliseconds."""
 
 BOXES, TEXTS, AREAS, LINES, DATA = "boxes", "texts", "areas", "lines", "data"
+ARROWS = "arrows"
 """Kinds of layer.
 
 boxes: ``left, right, top, bottom`` and ``paint`` (index into the palette) or
@@ -65,6 +66,7 @@ texts: ``x, y, text``, anchored by ``Layer.anchor``; ``ink`` (CSS colour) where
     first that fits there.
 areas: ``xs, ys`` (lists of polygons) and ``fill``.
 lines: ``xs, ys`` (lists of points), ``fill`` (CSS colour) and ``width`` (pixels).
+arrows: ``x0, y0, x1, y1`` and ``cx0, cx1`` (where each bends); the page fills them.
 data: nothing is drawn; hover texts of other layers read it.
 """
 

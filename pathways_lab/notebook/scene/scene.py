@@ -165,7 +165,7 @@ class Scene:
         self._structure = -1
         self._laid: tuple[Rows, int, frozenset[str], frozenset[Hashable]] | None = None
         self.lanes = self.alike.lanes(self._rows, (), ())
-        self.so_far: dict[float, dict[str, NDArray[np.generic]]] = {}
+        self.so_far: dict[float, tuple[list[Bar], dict[str, NDArray[np.generic]]]] = {}
         """By moment, the waits that go on, for all that ask before more is known."""
         self._strips = self.computed, self.waited, self.worked
         self._draw_lanes()

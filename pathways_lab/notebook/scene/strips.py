@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.table import Table
@@ -56,8 +57,11 @@ class Strip:
             "gang": (np.float64, lambda b: number(b.run, b.step)),
             **more,
         }
-        types = {name: kind for name, (kind, _) in self._columns.items()}
-        self.table = Table(types | {"top": np.float32, "bottom": np.float32, "count": np.int32})
+        self._types: dict[str, type[np.generic]] = {
+            **{name: kind for name, (kind, _) in self._columns.items()},
+            "top": np.float32, "bottom": np.float32, "count": np.int32,
+        }  # fmt: skip
+        self.table = Table(self._types)
 
     def add(self, bars: Iterable[Bar]) -> None:
         """Add bars, which are drawn when they are sealed."""
@@ -77,14 +81,18 @@ class Strip:
         return bars if drawn is None else [bar for bar in bars if bar.row in drawn]
 
     def _show(self, bars: list[Bar]) -> None:
-        bars, drawn = self._shown(bars), self._drawn
-        if not bars:
-            return
-        at, stands = np.array([drawn[b.row] if drawn else (b.row, 1.0) for b in bars]).T
-        top, bottom = np.array([self.edges[b.kind] for b in bars]).T
-        columns = {name: list(map(of, bars)) for name, (_, of) in self._columns.items()}
-        count = stands * [b.count for b in bars]
-        self.table.append(columns | {"top": at + top, "bottom": at + bottom, "count": count})
+        if bars := self._shown(bars):
+            self.table.append(self.columns(bars))
+
+    def columns(self, bars: Sequence[Bar]) -> dict[str, NDArray[np.generic]]:
+        """The columns of some bars in rows that are drawn, as the table has them."""
+        drawn, count = self._drawn, np.array([b.count for b in bars])
+        places = [drawn[b.row] if drawn else (b.row, 1.0) for b in bars]
+        at, stands = np.reshape(places, (-1, 2)).T
+        top, bottom = np.reshape([self.edges[b.kind] for b in bars], (-1, 2)).T
+        found: dict[str, Any] = {n: list(map(of, bars)) for n, (_, of) in self._columns.items()}
+        found |= {"top": at + top, "bottom": at + bottom, "count": stands * count}
+        return {name: np.array(found[name], kind) for name, kind in self._types.items()}
 
     def move(self, rows: Mapping[float, float]) -> None:
         """Rows have new places."""

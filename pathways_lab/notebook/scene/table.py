@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pathways_lab.timeline.columns import Floats
-
 Column = NDArray[np.generic]
 
 
@@ -33,7 +31,7 @@ class Table:
     def __len__(self) -> int:
         return self._high - self._low
 
-    def append(self, rows: Mapping[str, Sequence[float] | Floats]) -> None:
+    def append(self, rows: Mapping[str, Sequence[float] | Column]) -> None:
         """Add rows, one sequence per column."""
         count = len(next(iter(rows.values())))
         size = len(next(iter(self._store.values())))

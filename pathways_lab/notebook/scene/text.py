@@ -8,28 +8,41 @@ Rule for maintainers: pure functions from a scene; a screenful at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.kernel.line_index import source
 from pathways_lab.notebook.scene.advice import advice, line_of
-from pathways_lab.notebook.scene.awaited import ahead, maker, makers
+from pathways_lab.notebook.scene.awaited import SAME, ahead, maker, makers, readers, wait_at
 from pathways_lab.notebook.scene.duration import duration
-from pathways_lab.notebook.scene.gang_number import parts
+from pathways_lab.notebook.scene.gang_number import NOBODY, number, parts
 from pathways_lab.notebook.scene.row_layout import short
-from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
+from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, WAITS, Scene
 from pathways_lab.notebook.scene.spent import by_device, percents, spent
-from pathways_lab.timeline.bars import Bar
+from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.compiling import Making
 from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Span, own
 from pathways_lab.timeline.text_table import TextTable
-from pathways_lab.timeline.waits import DISPATCH, INPUT, ORDER
+from pathways_lab.timeline.waits import (
+    COMPILE,
+    DISPATCH,
+    INPUT,
+    MEMORY,
+    ORDER,
+    TRANSFER,
+    TURN,
+)
 
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
+
+NAMED, ARROWS = 5, 32
+"""Computations before and after one that its card names, and to which arrows go, at most."""
 
 
 def merged_note(resolution: float) -> str:
@@ -137,13 +150,23 @@ def _parts(seconds: dict[str, float], whole: float) -> str:
     return ": " * bool(shares) + ", ".join(shares)
 
 
+Links = tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+"""By label of a fact, the gangs that its text begins with, separated by commas: names, numbers."""
+
+
 class Card(NamedTuple):
     """The known facts about a mark, ``(label, text)``, and its line and its function as records
-    have them."""
+    have them.
+
+    arrows: pairs of gangs by their numbers: the results of the first are inputs of the second, or
+    the second waited for the first.
+    """
 
     facts: tuple[tuple[str, str], ...]
     line: str = ""
     node: str = ""
+    links: Links = ()
+    arrows: tuple[tuple[float, float], ...] = ()
 
 
 def card(scene: Scene, gang: float) -> Card:
@@ -151,10 +174,10 @@ def card(scene: Scene, gang: float) -> Card:
     run, step = parts(gang)
     known = scene.gangs.by_key.items()
     if found := next((g for (r, s), g in known if s == step and own(r) == run), None):
-        return Card(_about_gang(scene, found), found.line, found.node)
-    runs = [seen.transfers for number, seen in scene.runs.items() if own(number) == run]
+        return _about_gang(scene, found)
+    runs = [seen.transfers for key, seen in scene.runs.items() if own(key) == run]
     if arrived := [span for transfers in runs for span in transfers if span.step == step]:
-        return Card(_about_transfer(scene, arrived), arrived[0].line)
+        return _about_transfer(scene, arrived)
     for bar in reversed(scene.computed.bars.items):  # all that is left of a run that has gone
         if bar.step == step and own(bar.run) == run:
             start, end = bar.start - scene.origin, bar.end - scene.origin
@@ -176,23 +199,109 @@ def _heading(found: Gang | Span | Bar) -> list[tuple[str, str]]:
     ]
 
 
-def _about_transfer(scene: Scene, arrived: list[Span]) -> tuple[tuple[str, str], ...]:
+def wait_card(scene: Scene, lane: Lane, moment: float, now: float) -> Card:
+    """The facts about what a device waited for at a moment, as known *now* (seconds on the
+    records' clock)."""
+    bar = wait_at(scene, lane, moment, now)
+    if bar is None:
+        return Card((("wait", "the record does not have it any more, or not yet"),))
+    cause, start, end = MARKS[bar.kind], bar.start - scene.origin, bar.end - scene.origin
+    behind = _behind(scene, lane, bar)
+    has, before = "has " * (bar.end >= now), number(bar.run, bar.step)
+    what, line, gang = behind or ("", bar.line, NOBODY)
+    name = what.partition(" ")[0]
+    facts = (
+        ("", f"{has}waited {duration(bar.end - bar.start)} for {cause}"),
+        ("behind", what),
+        ("line", source(line) or "unknown"),
+        ("from", f"{start:.4f} s to {end:.4f} s"),
+        ("on", _place(scene, lane, bar)),
+        ("before", f"{bar.node or 'several'} of {bar.program or 'several programs'}"),
+        ("that is", _MEANINGS[cause]),
+    )
+    links = (("behind", ((name, gang),)), ("before", ((bar.node, before),)))
+    known = tuple(link for link in links if link[1][0][1] >= 0)
+    arrows = ((gang, before),) if min(gang, before) >= 0 else ()
+    return Card(facts, line, name if behind else bar.node, known, arrows)
+
+
+_MEANINGS = {
+    DISPATCH: "the lab's own work until the computation is launched",
+    ORDER: "another computation has the earlier place on devices that both use",
+    MEMORY: "all else was ready, and the bytes that its run needs were not free",
+    TURN: "all else was ready, and the lab's policy let another client go first",
+    INPUT: "a computation that makes its inputs, or is before it on its slices, had not ended",
+    TRANSFER: "its inputs were made, and on their way to these devices",
+    COMPILE: "hosts still made a function of its run",
+    UNKNOWN: "the cause is told when the computation has begun",
+}
+
+
+def _place(scene: Scene, lane: Lane, bar: Bar) -> str:
+    row = scene.rows.of[lane]
+    words = [lane.island, scene.rows.labels[row] or f"device {lane.device} of {short(lane.host)}"]
+    if (alike := round(scene.lanes.drawn.get(row, (0.0, 1.0))[1]) - 1) > 0:
+        words[1] += f" and {alike} more alike"
+    gang = scene.gangs.by_key.get((bar.run, bar.step))
+    if gang is not None and gang.slice >= 0:
+        words.append(f"slice s{own(gang.slice)}")
+    return ", ".join(words)
+
+
+def _behind(scene: Scene, lane: Lane, wait: Bar) -> tuple[str, str, float] | None:
+    """The thing that a wait was for, in words that begin with its name, its line, and the number of
+    the gang or the transfer."""
+    if wait.step < 0:
+        return None
+    cause, run = MARKS[wait.kind], scene.runs.get(wait.run)
+    gang = scene.gangs.by_key.get((wait.run, wait.step))
+    if cause == INPUT and (made := maker(scene, wait.run, wait.step, wait.end)):
+        return made.told, made.line, made.gang
+    if cause == ORDER and gang is not None and (first := ahead(scene, gang, wait.end)):
+        return f"{first.node} of {first.client}", first.line, number(first.run, first.step)
+    if cause == TRANSFER and run is not None:
+        for span in reversed(run.transfers):
+            if span.host == lane.host and abs(span.end - wait.end) <= SAME:
+                moved = f"transfer of {size(float(span.args.get('nbytes', 0)))}"
+                made_by = _listed(scene, wait.run, makers(scene.flows.run(wait.run), span.step))
+                told = f"{moved} from {span.args.get('source', '')}, results of {made_by[0]}"
+                return told, span.line, number(span.run, span.step)
+    if cause == COMPILE and (node := scene.waits.compiled(wait.run, wait.end)):
+        return f"{node}, which was compiled", wait.line, NOBODY
+    if cause == TURN and (other := _instead(scene, wait)):
+        return f"{other.node} of {other.client}", other.line, number(other.run, other.step)
+    if cause == MEMORY and lane.island in scene.used:
+        held = scene.used[lane.island].levels(wait.end)[1]
+        return f"{size(held[-1] if held else 0.0)} in use on {lane.island}", wait.line, NOBODY
+    return None
+
+
+def _instead(scene: Scene, wait: Bar) -> Bar | None:
+    """The computation of another client that had most of the time of a wait."""
+    others = (bar for bar in scene.computed.bars.items
+              if bar.kind == GANG and bar.client not in ("", wait.client)
+              and bar.start < wait.end and bar.end > wait.start)  # fmt: skip
+    return max(others, key=lambda b: min(b.end, wait.end) - max(b.start, wait.start), default=None)
+
+
+def _about_transfer(scene: Scene, arrived: list[Span]) -> Card:
     """arrived: on each of its hosts."""
     first = arrived[0]
     start, end = min(span.start for span in arrived), max(span.end for span in arrived)
     nbytes = sum(float(span.args.get("nbytes", 0)) for span in arrived)
     sources = ", ".join(str(span.args.get("source", "")) for span in arrived).split(", ")
     seconds = max(end - start, 1e-9)
-    readers = [s.node for s in scene.flows.run(first.run) if first.step in s.after]
-    return (
+    made, read, links, arrows = _near(scene, first, "moves results of", "for")
+    facts = (
         *_heading(first),
-        ("moves results of", _makers(scene, first)),
-        ("for", ", ".join(dict.fromkeys(readers))),
+        made,
+        read,
         ("from", _few(sources)),
         ("to", _few(span.host for span in arrived)),
         ("moved", f"{size(nbytes)} in {duration(seconds)}, {size(nbytes / seconds)}/s"),
         ("arrived", f"{end - scene.origin:.4f} s"),
     )
+    return Card(facts, first.line, "", links, arrows)
 
 
 def _few(names: Iterable[str]) -> str:
@@ -201,15 +310,47 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(once[:3]) + " …" * (len(once) > 3)
 
 
-def _about_gang(scene: Scene, found: Gang) -> tuple[tuple[str, str], ...]:
-    out = [
+def _about_gang(scene: Scene, found: Gang) -> Card:
+    made, read, links, arrows = _near(scene, found, "inputs from", "results to")
+    facts = (
         *_heading(found),
         ("island" + "s" * (len(found.islands) > 1), ", ".join(found.islands)),
         ("state", _times(scene, found)),
         ("waited", _waited(scene, found)),
-        ("inputs from", _makers(scene, found)),
+        made,
+        read,
+    )
+    return Card(facts, found.line, found.node, links, arrows)
+
+
+def _near(
+    scene: Scene, of: Gang | Span, before: str, after: str
+) -> tuple[tuple[str, str], tuple[str, str], Links, tuple[tuple[float, float], ...]]:
+    """The facts about computations before and after one, or a transfer, with links and arrows."""
+    flow, here = scene.flows.run(of.run), number(of.run, of.step)
+    made, read = makers(flow, of.step), readers(flow, of.step)
+    facts, links = [], []
+    for label, steps in ((before, made), (after, read)):
+        told, named = _listed(scene, of.run, steps)
+        facts.append((label, told))
+        links.append((label, named))
+    arrows = [(number(of.run, step), here) for step in made[-ARROWS:]]
+    arrows += [(here, number(of.run, step)) for step in read[:ARROWS]]
+    return facts[0], facts[1], tuple(links), tuple(arrows)
+
+
+def _listed(
+    scene: Scene, run: int, steps: Sequence[int]
+) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """Some steps of a run in words, and the names in them with their numbers."""
+    flow = scene.flows.run(run)
+    times = Counter(flow[step].node for step in steps)
+    named = [
+        (flow[step].node + f" (step {step})" * (times[flow[step].node] > 1), number(run, step))
+        for step in steps[:NAMED]
     ]
-    return tuple(out)
+    more = len(steps) - len(named)
+    return ", ".join(name for name, _ in named) + f" and {more} more" * (more > 0), tuple(named)
 
 
 def _waited(scene: Scene, gang: Gang) -> str:
@@ -219,19 +360,18 @@ def _waited(scene: Scene, gang: Gang) -> str:
     for bar in scene.waited.bars.items:
         if (bar.run, bar.step) == (gang.run, gang.step):
             cause, causes = WAITS[bar.kind], rows.setdefault(bar.row, {})
-            if cause == INPUT and any(made := maker(scene, gang.run, gang.step, bar.end)):
-                cause += f" ({' on '.join(filter(None, made))}{line_of(scene, made[0])})"
+            if cause == INPUT and (made := maker(scene, gang.run, gang.step, bar.end)):
+                cause += f" ({made.told}{line_of(scene, made.node)})"
             elif cause == ORDER and (first := ahead(scene, gang, bar.end)):
                 cause += f" (behind {first.node} of {first.client}{line_of(scene, first.node)})"
             causes[cause] = causes.get(cause, 0.0) + bar.end - bar.start
     most = max(rows.values(), key=lambda causes: sum(causes.values()), default={})
+    begun = min(gang.started.values(), default=math.inf)
+    before = ahead(scene, gang, begun) if begun < math.inf else None
+    if before and gang.granted is not None and before.end > gang.granted + SAME:
+        busy = f"behind {before.node or 'others'} in its own lane"
+        most = {**most, busy: before.end - gang.granted}
     return ", ".join(f"{duration(most[c])} {c}" for c in sorted(most, key=lambda c: -most[c]))
-
-
-def _makers(scene: Scene, gang: Gang | Span) -> str:
-    """The nodes of its run that make its inputs."""
-    flow = scene.flows.run(gang.run)
-    return ", ".join(dict.fromkeys(flow[step].node for step in makers(flow, gang.step)))
 
 
 def _times(scene: Scene, gang: Gang) -> str:

@@ -12,14 +12,22 @@ const HELP =
 // A moment of the record: as long as the shortest window, and as its ticks.
 const clock = (seconds) => `${seconds.toFixed(3)} s`;
 
-// Facts as words of the page, without those that say nothing.
-function told(facts) {
+// Facts as words of the page, without those that say nothing.  links: by label, the gangs that a
+// text begins with, which a click chooses.
+function told(facts, links = [], choose = undefined) {
   return facts
     .filter(([, text]) => text && text !== "???")
     .map(([label, text]) => {
       const part = element("span", "fact");
       if (label) part.appendChild(element("b", "", label));
-      part.append(text);
+      const named = links.find(([of]) => of === label)?.[1] ?? [];
+      for (const [n, [name, gang]] of named.entries()) {
+        const link = element("button", "link", name);
+        link.title = "Tell of it, and frame it.";
+        link.onclick = () => choose(gang);
+        part.append(n ? ", " : "", link);
+      }
+      part.append(text.slice(named.map(([name]) => name).join(", ").length));
       return part;
     });
 }
@@ -27,7 +35,7 @@ function told(facts) {
 // Below the figures: a scrubber through the record, and a card that tells of the mark under the
 // pointer, or else of the chosen gang.
 class Foot {
-  constructor(send, seeks, reveal) {
+  constructor(feed, seeks) {
     this.root = element("div", "foot");
     const track = this.root.appendChild(element("div", "track"));
     this.overview = track.appendChild(element("canvas", "overview"));
@@ -51,9 +59,8 @@ class Foot {
     this.saved.setAttribute("role", "status");
     this.text = element("pre", "text");
     this.text.hidden = true;
-    this.send = send;
+    this.feed = feed;
     this.seeks = seeks;
-    this.reveal = reveal;
     this.slider.oninput = () => this.go(Number(this.slider.value));
     this.point([]);
   }
@@ -73,17 +80,17 @@ class Foot {
     if (!active) this.slider.value = header.at ?? high;
     this.draw(header);
     this.moment.textContent = clock(active ? Number(this.slider.value) : header.at ?? high);
-    const chosen = JSON.stringify([header.chosen, header.place]);
+    const chosen = JSON.stringify([header.chosen, header.links, header.place]);
     if (chosen === this.shown) return;
     this.shown = chosen;
-    const parts = told(header.chosen);
+    const parts = told(header.chosen, header.links, (gang) => this.feed.choose(gang));
     const line = parts.find((part) => part.firstChild.textContent === "line");
     line?.classList.add("pathways-lab-line");
     if (line && header.place) {
       const found = element("button", "fact pathways-lab-line");
       found.append(...line.childNodes);
       found.title = "Go to it in its cell.";
-      found.onclick = () => this.reveal();
+      found.onclick = () => this.feed.light(true);
       parts[parts.indexOf(line)] = found;
     }
     this.chosen.replaceChildren(...parts);
@@ -137,7 +144,7 @@ class Foot {
     this.seeks();
     this.due ??= setTimeout(() => {
       this.due = undefined;
-      this.send("seek", this.wanted);
+      this.feed.act("seek", this.wanted);
     }, 60);
   }
 

@@ -166,7 +166,7 @@ class Feed {
     this.views = new Set();
     this.waiting = [];
     this.seq = -1;
-    this.gang = null;
+    this.chosen = null;
     this.rest = 0;
     this.lit = "";
     this.ready = this.start();
@@ -176,11 +176,12 @@ class Feed {
     if (!this.lost) this.model.send({ type: "action", name, value: value ?? null });
   }
 
-  // One gang in all panels of all views of this model; null: none.
-  choose(gang) {
-    this.gang = gang;
+  // One gang, by its number, in all panels of all views of this model, or the wait at a moment in
+  // a lane; null: none.
+  choose(chosen) {
+    this.chosen = chosen;
     for (const view of this.views) view.mark();
-    this.act("choose", gang);
+    this.act("choose", chosen);
   }
 
   // That gang's line in its cell: an event of the page, which JupyterLab's extension hears

@@ -120,6 +120,9 @@ const TITLES = {
   clear: "Forget what was until now.",
 };
 
+const WAITS = ["queues-waits", "queues-waits-open"];
+const HIGH = [-0.4, 0.3]; // of a bar, in lanes from the middle of its own
+
 const SPEED = 600; // pixels of the wheel that zoom by a factor of e
 const MARGINS = 258; // pixels beside the drawing area: LEFT and RIGHT of plot.py
 const ruler = document.createElement("canvas").getContext("2d");
@@ -137,7 +140,7 @@ class View {
     this.root.dataset.shown = ""; // nothing, until the first picture has come
     const send = (name, value) => feed.act(name, value);
     this.head = new Head(send);
-    this.foot = new Foot(send, () => this.seeks(), () => feed.light(true));
+    this.foot = new Foot(feed, () => this.seeks());
     this.pause = element("button", "button", "pause");
     this.pause.title = "Hold the picture to look at it; dragging it does so too.";
     this.pause.onclick = () => (this.resting ? this.follow() : this.hold());
@@ -251,7 +254,7 @@ class View {
     if (this.paused || !this.document) return;
     apply(this.document, changes);
     this.fit();
-    if (this.feed.gang !== null) this.mark();
+    if (this.feed.chosen !== null) this.mark();
   }
 
   header(header) {
@@ -269,6 +272,9 @@ class View {
     this.pause.textContent = this.resting ? "follow" : "pause";
     this.other.textContent = header.window;
     this.other.hidden = !header.window;
+    const arrows = JSON.stringify(told.arrows);
+    if (arrows !== this.pointing) this.mark();
+    this.pointing = arrows;
     this.root.setAttribute("aria-label", `${header.title}. ${HELP}`);
     this.body.setAttribute("aria-label", told.summary);
   }
@@ -304,19 +310,36 @@ class View {
 
   // --- one gang in all panels -----------------------------------------------
 
-  // The newest mark at a point of a figure that is one gang.
+  // The newest mark at a point of a figure that is one gang, or else the wait there.
   tap(figure, { x, y }) {
     let found = null;
-    for (const renderer of figure.renderers) {
-      const data = renderer.data_source?.data;
-      if (!data?.gang || !data.left) continue;
+    for (const { data_source } of figure.renderers) {
+      const data = data_source?.data;
+      if (!data?.gang || !data.left || WAITS.includes(data_source.name)) continue;
       for (let i = 0; i < data.gang.length; i++) {
         const [top, bottom] = [Math.min(data.top[i], data.bottom[i]), Math.max(data.top[i], data.bottom[i])];
         if (data.gang[i] >= 0 && data.left[i] <= x && x <= data.right[i] && top <= y && y <= bottom)
           found = data.gang[i];
       }
     }
+    if (found === null && figure.name === "queues") {
+      const { ticks } = this.document.get_model_by_name("queues-rows").ticker;
+      const point = [x, ticks.find((lane) => Math.abs(lane - y) < 0.5) ?? y];
+      if (this.waits(point).length) found = point;
+    }
     this.feed.choose(found);
+  }
+
+  // From when to when waits are that a lane has at a moment.
+  waits([moment, lane]) {
+    const found = [];
+    for (const name of WAITS) {
+      const { left, right, top, bottom } = this.document?.get_model_by_name(name)?.data ?? { left: [] };
+      for (let i = 0; i < left.length; i++)
+        if (left[i] <= moment && moment <= right[i] && Math.abs((top[i] + bottom[i]) / 2 - lane) < 0.4)
+          found.push([left[i], right[i]]);
+    }
+    return found;
   }
 
   // A figure that has the axis of time, as the page draws it.
@@ -382,10 +405,11 @@ class View {
     this.foot.point([]);
   }
 
-  // Frame whatever is the chosen gang; the sources of frames are this view's own.
+  // Frame whatever is the chosen gang or wait; the sources of frames are this view's own.
   mark() {
     if (!this.document) return;
-    const gang = this.feed.gang;
+    const { chosen } = this.feed;
+    const gang = Array.isArray(chosen) ? null : chosen;
     this.root.dataset.gang = gang ?? "";
     for (const figure of this.document._all_models.values()) {
       if (!/Figure$/.test(figure.type)) continue;
@@ -397,8 +421,39 @@ class View {
         for (let i = 0; i < (data?.gang?.length ?? 0); i++)
           if (data.gang[i] === gang) for (const name in out) out[name].push(data[name][i]);
       }
+      if (gang !== chosen && figure.name === "queues")
+        for (const [left, right] of this.waits(chosen)) {
+          const frame = { left, right, top: chosen[1] + HIGH[0], bottom: chosen[1] + HIGH[1] };
+          for (const name in out) out[name].push(frame[name]);
+        }
       if (out.left.length || frames.data.left.length) frames.data = out;
     }
+    this.connect(chosen);
+  }
+
+  // Thin arrows from the bars of computations to those of others that use their results.
+  connect(chosen) {
+    const arrows = this.document.get_model_by_name("queues-arrows");
+    if (!arrows) return;
+    const pairs = (this.told?.arrows ?? []).filter((pair) => pair.includes(chosen) || chosen?.length);
+    const bars = new Map(pairs.flat().map((gang) => [gang, []]));
+    for (const name of bars.size ? ["queues-bars", "queues-open"] : []) {
+      const { gang, left, right, top, bottom } = this.document.get_model_by_name(name).data;
+      for (let i = 0; i < gang.length; i++)
+        bars.get(gang[i])?.push({ left: left[i], right: right[i], y: (top[i] + bottom[i]) / 2 });
+    }
+    const out = { x0: [], y0: [], x1: [], y1: [], cx0: [], cx1: [] };
+    const { start, end } = this.document.get_model_by_name("time");
+    for (const [from, to] of pairs.map((pair) => pair.map((gang) => bars.get(gang)))) {
+      if (!from.length || !to.length) continue;
+      const last = from.reduce((a, b) => (b.right > a.right ? b : a));
+      const first = to.reduce((a, b) => (Math.abs(b.y - last.y) < Math.abs(a.y - last.y) ? b : a));
+      const bend = Math.max((first.left - last.right) / 2, (end - start) / 60);
+      const [x0, x1] = [last.right, first.left];
+      const arrow = { x0, x1, y0: last.y, y1: first.y, cx0: x0 + bend, cx1: x1 - bend };
+      for (const name in out) out[name].push(arrow[name]);
+    }
+    if (out.x0.length || arrows.data.x0.length) arrows.data = out;
   }
 
   next(forward) {
@@ -410,7 +465,7 @@ class View {
         if (data.gang[i] >= 0 && !seen.has(data.gang[i])) seen.set(data.gang[i], data.left[i]);
     }
     const gangs = [...seen.keys()].sort((a, b) => seen.get(a) - seen.get(b));
-    const at = gangs.indexOf(this.feed.gang);
+    const at = gangs.indexOf(this.feed.chosen);
     const to = at < 0 ? gangs.length - 1 : at + (forward ? 1 : -1);
     if (gangs[to] !== undefined) this.feed.choose(gangs[to]);
   }
@@ -479,8 +534,9 @@ class View {
     const ink = getComputedStyle(this.root).getPropertyValue("--pathways-lab-ink").trim();
     for (const model of this.document._all_models.values()) {
       if (ink && model.tags?.includes("theme-ink")) {
-        if ("text_color" in model) model.text_color = { value: ink };
-        else if ("line_color" in model) model.line_color = { value: ink };
+        for (const part of ["text_color", "line_color"])
+          if (part in model) model[part] = { value: ink };
+        if (model.type === "Scatter") model.fill_color = { value: ink };
       } else if (/Figure$/.test(model.type)) model.change.emit();
     }
   }

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathways_lab.notebook.panels import chosen, completed, plots
 from pathways_lab.notebook.panels.legend import legend
 from pathways_lab.notebook.scene.advice import advice
+from pathways_lab.notebook.scene.awaited import device_at
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.header import Header
 from pathways_lab.notebook.scene.live_fold import Present
@@ -34,9 +35,11 @@ from pathways_lab.notebook.scene.text import (
     shares,
     summary,
     table,
+    wait_card,
 )
 from pathways_lab.notebook.view.frozen import Bundle, freeze, still
 from pathways_lab.timeline.log import Timeline, items_within
+from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.packed import Item, Packed, single, size
 from pathways_lab.timeline.records import ENDS, Event, Sample
 from pathways_lab.timeline.waits import known_at, known_order
@@ -117,6 +120,7 @@ class Picture:
         self._over_at = 0.0
         self._first, self._cleared = float("inf"), 0
         self._gang: float | None = None
+        self._wait: tuple[Lane, float] | None = None
         self._sums: tuple[tuple[str, str], ...] = ()
         self._past: Past | None = None
         self._drawn: tuple[Plot, ...] = ()
@@ -176,7 +180,9 @@ class Picture:
         known = max(self.scene.last, self.since) + QUIET
         end = folded if self.scene.busy else min(folded, known)
         told = Card(self._sums)
-        if self._gang is not None:
+        if self._wait is not None:
+            told = wait_card(scene, *self._wait, at)
+        elif self._gang is not None:
             told = card(scene, self._gang)
         elif making and not self._sums:
             told = compile_card(making)
@@ -195,6 +201,8 @@ class Picture:
             summary=summary(scene, at, self.wanted.title),
             actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),
             chosen=told.facts,
+            links=told.links,
+            arrows=told.arrows,
             line=told.line,
             node=told.node,
             moments=(begun, max(begun, round(end - scene.origin, 3))),
@@ -269,16 +277,19 @@ class Picture:
     # --- what a person wants ------------------------------------------------------
 
     def do(self, name: str, value: object = None) -> None:
-        """``"choose"`` a gang by its number (None: none), ``"sum"`` what is between two moments,
-        in seconds on the axis, ``"seek"`` a moment in seconds on
-        the axis (None: follow), ``"clear"`` what was until now, ``"fold"`` a lane, or unfold it
-        (None: all), ``"window"`` the last steps or the whole window."""
+        """``"choose"`` a gang by its number (None: none), or the wait at a moment, in seconds on
+        the axis, and a height in the device queues, ``"sum"`` what is between two moments,
+        ``"seek"`` a moment (None: follow), ``"clear"`` what was until now, ``"fold"`` a lane, or
+        unfold it (None: all), ``"window"`` the last steps or the whole window."""
         number = float(value) if isinstance(value, int | float) else None
+        pair = [*map(float, value)] if isinstance(value, list) and len(value) == 2 else None
         if name == "choose":
-            self._gang, self._sums = number, ()
-        elif name == "sum" and isinstance(value, list) and len(value) == 2:
-            start, end = sorted(map(float, value))
-            self._gang, self._sums = None, about_stretch(self._shown, start, end)
+            self._gang, self._wait, self._sums = number, None, ()
+            if pair and (lane := device_at(self._shown, pair[1])):
+                self._wait = lane, pair[0] + self.scene.origin
+        elif name == "sum" and pair:
+            self._gang, self._wait = None, None
+            self._sums = about_stretch(self._shown, min(pair), max(pair))
         elif name == "seek":
             if number is None:
                 self._past = None
@@ -299,7 +310,7 @@ class Picture:
                 self._past.go(self._past.now)
 
     def _clear(self) -> None:
-        self._past, self._gang, self._sums, self._drawn = None, None, (), ()
+        self._past, self._gang, self._wait, self._sums, self._drawn = None, None, None, (), ()
         done = self.scene.gangs.done
         self.present = self.present.forgetting(self.timeline.clock())
         left = self.scene.gangs.done  # of runs that go on, whole

@@ -1,0 +1,174 @@
+"""A wait that somebody has clicked has a card of its own, and computations lead to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pathways_lab.notebook.scene.awaited import device_at, readers, wait_at
+from pathways_lab.notebook.scene.gang_number import number
+from pathways_lab.notebook.scene.header import Header
+from pathways_lab.notebook.scene.text import NAMED, card, wait_card
+from pathways_lab.notebook.view.picture import Picture, Wanted
+from pathways_lab.timeline.flow import Stage
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.waits import known_order
+from tests.notebook.synthetic import Cluster, arrival
+from tests.notebook.test_card import RUN
+
+PLACE = ("island0", "island0/host0")
+
+
+def picture(records: list[Record], now: float = 5.0) -> Picture:
+    log = Timeline(clock=lambda: now)
+    log.extend([r for r in sorted(records, key=known_order) if arrival(r) <= now])
+    made = Picture(log, Wanted(origin=0.0, since=0.0))
+    made.look(now)
+    return made
+
+
+def chosen(records: list[Record], moment: float, y: float = 0.0, now: float = 5.0) -> Header:
+    """The header when the wait at a moment and a height is clicked."""
+    made = picture(records, now)
+    made.do("choose", [moment, y])
+    return made.look(now)[1]
+
+
+def test_a_wait_has_a_card_of_its_cause_its_time_its_place_and_what_it_is_behind() -> None:
+    cluster = Cluster()
+    cluster.pipeline(micro=1)
+    header = chosen(cluster.records, 0.02, 1.55)
+    assert dict(header.chosen) == {
+        "": "waited 43 ms for earlier computation",
+        "behind": "fwd0 on island0",
+        "line": "h = forward(params, x)",
+        "from": "0.0010 s to 0.0440 s",
+        "on": "island1, device 0 and 3 more alike, slice s1",
+        "before": "fwd1 of train",
+        "that is": "a computation that makes its inputs, or is before it on its slices,"
+        " had not ended",
+    }
+    assert header.line == "h = forward(params, x)"
+    first, second = number(RUN, 0), number(RUN, 2)
+    assert header.links == (("behind", (("fwd0", first),)), ("before", (("fwd1", second),)))
+    assert header.arrows == ((first, second),)
+    moved = chosen(cluster.records, 0.05, 1.55)
+    told = dict(moved.chosen)
+    assert told["behind"] == "transfer of 1 MiB from island0/host0, results of fwd0"
+    assert moved.arrows == ((number(RUN, 1), second),)
+    assert "does not have it" in dict(chosen(cluster.records, 4.0).chosen)["wait"]
+
+
+def test_a_wait_that_goes_on_says_so_and_is_found_again_when_it_has_ended() -> None:
+    cluster = Cluster()
+    cluster.pipeline(micro=1)
+    again = cluster.pipeline(micro=1, at=0.5)
+    assert again > 0.53
+    assert dict(chosen(cluster.records, 0.52, 1.55, now=0.53).chosen)[""].startswith("has waited ")
+    assert dict(chosen(cluster.records, 0.52, 1.55).chosen)[""] == (
+        "waited 43 ms for earlier computation"
+    )
+
+
+def held(cause: str) -> list[Record]:
+    """Two clients on one device: the second waits from 0.2 s to 0.5 s for some cause."""
+    of: dict[str, Any] = {"run": 2, "program": "q", "client": "bob"}
+    records: list[Record] = [
+        *Cluster(1, devices=1).records,
+        Event("plan", 0.0, args={"plan": "k", "steps": [[False, "g", 0, 8, [], ""]]}),
+        Event("submitted", 0.0, run=1, program="p", client="ann"),
+        Event("submitted", 0.2, args={"plan": "k"}, **of),
+        Span("gang", 0.0, 0.1, *PLACE, (0,), 1, 0, "p", "f", "ann", "a.py:1: f(x)"),
+        Span("gang", 0.5, 0.6, *PLACE, (0,), step=0, node="g", line="a.py:2: g(x)", **of),
+    ]
+    if cause == "compiling":
+        records.append(Span("compile", 0.2, 0.5, *PLACE, node="g", args={"slice": 0}))
+        return records
+    args = {"since": 0.2, "waited_for": cause}
+    records += [
+        Event("admitted", 0.5, args=args, **of),
+        Sample("memory", 0.15, 3 << 20, *PLACE, args={"device": 0}),
+        Event("submitted", 0.1, run=3, program="p", client="ann"),
+        Span("gang", 0.2, 0.5, "island0", "island0/host1", (0,), 3, 0, "p", "h", "ann", "a.py:3:"),
+    ]
+    return records
+
+
+@pytest.mark.parametrize(
+    ("cause", "behind", "linked"),
+    [
+        ("memory", "3 MiB in use on island0", []),
+        ("turn", "h of ann", [("h", number(3, 0))]),
+        ("compiling", "g, which was compiled", []),
+    ],
+)
+def test_each_cause_names_what_it_is_behind(cause: str, behind: str, linked: list[Any]) -> None:
+    header = chosen(held(cause), 0.4)
+    told = dict(header.chosen)
+    assert (told[""], told["behind"]) == (f"waited 300 ms for {cause}", behind)
+    assert [*dict(header.links).get("behind", ())] == linked
+
+
+def test_a_mark_of_several_waits_has_a_cause_and_nothing_that_it_is_behind() -> None:
+    made = picture(held("turn"))
+    scene = made.scene
+    lane = device_at(scene, 0.0)
+    assert lane is not None
+    wait = wait_at(scene, lane, 0.4, 5.0)
+    assert wait is not None
+    wait.step, wait.node = -1, ""
+    told = wait_card(scene, lane, 0.4, 5.0)
+    assert dict(told.facts)["before"] == "several of q"
+    assert not dict(told.facts)["behind"]
+    assert told.links == told.arrows == ()
+
+
+def test_a_computation_leads_to_those_that_make_its_inputs_and_use_its_results() -> None:
+    cluster = Cluster()
+    cluster.pipeline(micro=1)
+    made = picture(cluster.records)
+    told = card(made.scene, number(RUN, 2))  # fwd1
+    assert [told.facts[-2:]] == [(("inputs from", "fwd0"), ("results to", "bwd1"))]
+    steps = {"inputs from": (("fwd0", number(RUN, 0)),), "results to": (("bwd1", number(RUN, 3)),)}
+    assert dict(told.links) == steps
+    here = number(RUN, 2)
+    assert told.arrows == ((number(RUN, 0), here), (here, number(RUN, 3)))
+
+
+def test_of_many_only_some_are_named() -> None:
+    many = NAMED + 7
+    steps = [[False, "a", 0, 8, [], ""], *([False, "b", 0, 8, [0], ""] for _ in range(many))]
+    cluster = Cluster(1)
+    cluster.records += [
+        Event("plan", 0.0, args={"plan": "k", "steps": steps}),
+        Event("submitted", 0.0, run=1, program="p", args={"plan": "k"}),
+    ]
+    cluster.gang(0, 1, 0, "p", "a", "", 0.0, 0.1, 0.0)
+    told = card(picture(cluster.records).scene, number(1, 0))
+    names = [f"b (step {n})" for n in range(1, NAMED + 1)]
+    assert dict(told.facts)["results to"] == ", ".join(names) + " and 7 more"
+    assert [name for name, _ in dict(told.links)["results to"]] == names
+
+
+def test_results_are_followed_through_transfers_and_no_further() -> None:
+    def stage(after: tuple[int, ...], transfer: bool = False) -> Stage:
+        return Stage(transfer, "n", 0, 8, after)
+
+    flow = (
+        stage(()), stage((0,), True), stage((1,), True), stage((2,)), stage((3,)), stage((0,)),
+    )  # fmt: skip
+    assert readers(flow, 0) == [3, 5]
+    assert readers(flow, 2) == [3], "of a transfer"
+    assert readers(flow, -1) == readers((), 0) == []
+
+
+def test_a_card_tells_for_how_long_the_devices_had_another_computation_before() -> None:
+    """Granted at 0.01 s and begun at 0.3 s, it waited for nothing but its own lane."""
+    cluster = Cluster(1)
+    for run, at in ((1, 0.0), (2, 0.01)):
+        cluster.records.append(Event("submitted", at, run=run, program="p"))
+        cluster.gang(0, run, 0, "p", "fg"[run - 1], "", 0.0, 0.3, at)
+    told = dict(card(picture(cluster.records).scene, number(2, 0)).facts)["waited"]
+    assert told == "290 ms behind f in its own lane"
