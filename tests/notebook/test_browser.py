@@ -533,7 +533,7 @@ def test_two_steps_stand_still_and_all_of_them_are_saved(moving: Page, tmp_path:
     page.page.keyboard.press("w")
     page.page.click(".pathways-lab-button:has-text('follow')")
     page.page.wait_for_function(f"() => {{ const [a, b] = ({SHOWN})(); return b - a > 3; }}")
-    page.page.click(".pathways-lab-button:has-text('steps')")
+    page.page.click(".pathways-lab-button:has-text('last runs')")
     page.page.wait_for_function(f"() => {{ const [a, b] = ({SHOWN})(); return b - a < 2; }}")
     painted = page.page.evaluate(
         """() => {

@@ -79,7 +79,7 @@ def test_an_arrival_has_a_card_of_what_moved_from_where_to_where() -> None:
     assert (told["from"], told["to"]) == ("island0/host0", "island1/host0")
     assert told["moved"] == "1 MiB in 10 ms, 100 MiB/s"
     assert told["line"] == "h = forward(params, x)"
-    assert told["run"] == f"1, step {moved.step}, of kernel-1"
+    assert told["run"] == f"1 of kernel-1, no. {moved.step} of its program"
     assert "does not have it" in card(records, 99)["computation"]
 
 

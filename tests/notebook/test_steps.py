@@ -53,7 +53,8 @@ def test_the_last_two_steps_are_shown_and_stand_until_the_next_one() -> None:
         assert end == pytest.approx(begun[4] + step), "and room for the present one"
     scene = scene_at(records, now)
     assert scene.lately(now) == (0.0, now)
-    assert PANELS["queues"](scene, now).note.startswith("last 2 runs of train · ")
+    note = PANELS["queues"](scene, now).note
+    assert note.startswith("last 2 runs of train, each with 4 × fwd0 · "), "its microbatches"
 
 
 def test_calls_that_go_as_one_run_are_counted_one_by_one() -> None:
@@ -219,7 +220,7 @@ def test_a_page_is_told_what_it_shows_and_may_have_the_whole_window() -> None:
     assert (0.0 < begin < 0.01, 3.8 < begin + length * len(parts) < 4.2) == (True, True)
     shown.do("window")
     _, header = shown.look(4.0)
-    assert (header.shown, header.window) == ((0.0, 4.0), "steps")
+    assert (header.shown, header.window) == ((0.0, 4.0), "last runs")
     shown.do("seek", 3.0)
     assert shown.look(4.0)[1].shown == (0.0, 3.0)
     shown.do("window")

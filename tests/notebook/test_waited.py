@@ -147,7 +147,7 @@ def test_of_many_only_some_are_named() -> None:
     ]
     cluster.gang(0, 1, 0, "p", "a", "", 0.0, 0.1, 0.0)
     told = card(picture(cluster.records).scene, number(1, 0))
-    names = [f"b (step {n})" for n in range(1, NAMED + 1)]
+    names = [f"b (no. {n})" for n in range(1, NAMED + 1)]
     assert dict(told.facts)["results to"] == ", ".join(names) + " and 7 more"
     assert [name for name, _ in dict(told.links)["results to"]] == names
 

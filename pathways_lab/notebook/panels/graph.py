@@ -50,7 +50,7 @@ STATES = (UNSEEN, "granted", "launched", "done", "failed")
 HOVER = (
     ("node", "@node"),
     ("state", "@state"),
-    ("step", "@step"),
+    ("no.", "@step"),
     ("line", "@line"),
     ("took", "@took"),
     ("critical path", "@critical"),

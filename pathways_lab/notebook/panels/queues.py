@@ -11,6 +11,7 @@ Paper: section 2 (devices are FIFO queues of non-preemptible computations).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -127,15 +128,18 @@ def plot(scene: Scene, now: float) -> Plot:
 
 
 def _shown(scene: Scene) -> str:
-    """The repetitions in the window, counted.  Calls that are their own program may go as one
-    run."""
+    """The repetitions in the window, counted, and those within each.  Calls that are their own
+    program may go as one run."""
     if scene.shown is None:
         return ""
     program, runs = scene.shown.program, scene.shown.runs
-    steps = [stage.node for run in runs for stage in scene.flows.run(run) if not stage.transfer]
-    calls = len(steps) > len(runs) and not {*program.split(", ")}.isdisjoint(steps)
-    many = f"{len(steps)} calls" if calls else f"{len(runs)} runs"
-    return f"last {many} of {program} · "
+    flows = [[stage.node for stage in scene.flows.run(run) if not stage.transfer] for run in runs]
+    count = sum(map(len, flows))
+    if count > len(runs) and any({*program.split(", ")} & {*nodes} for nodes in flows):
+        return f"last {count} calls of {program} · "
+    ((node, most),) = Counter(flows[-1]).most_common(1) or [("", 0)]
+    each = f", each with {most} × {node}" if most > 1 else ""
+    return f"last {len(runs)} runs of {program}{each} · "
 
 
 def _open(scene: Scene, now: float) -> Growing:

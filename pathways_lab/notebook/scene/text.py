@@ -195,7 +195,7 @@ def _heading(found: Gang | Span | Bar) -> list[tuple[str, str]]:
     return [
         ("", f"{found.node} of {found.program}"),
         ("line", source(found.line) or "unknown"),
-        ("run", f"{own(found.run)}, step {found.step}, of {found.client}"),
+        ("run", f"{own(found.run)} of {found.client}, no. {found.step} of its program"),
     ]
 
 
@@ -346,7 +346,7 @@ def _listed(
     flow = scene.flows.run(run)
     times = Counter(flow[step].node for step in steps)
     named = [
-        (flow[step].node + f" (step {step})" * (times[flow[step].node] > 1), number(run, step))
+        (flow[step].node + f" (no. {step})" * (times[flow[step].node] > 1), number(run, step))
         for step in steps[:NAMED]
     ]
     more = len(steps) - len(named)

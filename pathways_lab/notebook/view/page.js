@@ -152,7 +152,7 @@ class View {
     this.keep.title = "Save the record of this view as a file, for Perfetto.";
     this.keep.onclick = () => this.save();
     this.other = element("button", "button");
-    this.other.title = "Show the last steps, or the whole window.";
+    this.other.title = "Show the last runs, or the whole window.";
     this.other.onclick = () => feed.act("window");
     this.head.tools.append(this.reader, this.keep, this.other, this.pause);
     this.body = element("div", "body");

@@ -233,7 +233,7 @@ class Picture:
     def _other_window(self, scene: Scene) -> str:
         if scene.shown:
             return f"last {scene.window:g} s"
-        return "steps" if self.wanted.stepwise and not scene.stepwise else ""
+        return "last runs" if self.wanted.stepwise and not scene.stepwise else ""
 
     def notes(self) -> tuple[str, ...]:
         """Remarks that a reader needs to trust the picture."""
