@@ -152,7 +152,7 @@ ALL = (
     ),
     Broken(
         "held: at no moment that is drawn", NOTEBOOK + "view/picture.py",
-        "round(end - scene.origin, 3)", "round(end - scene.origin, 1)", HOLD,
+        "round(self._drawn_at - scene.origin, 3)", "round(self._drawn_at - scene.origin, 1)", HOLD,
     ),
     Broken(
         "held: Esc does not follow", NOTEBOOK + "view/page.js",

@@ -67,7 +67,8 @@ def test_a_computation_that_might_fill_the_gap_is_named():
         for m, (node, where) in enumerate(
             (("fwd0", 0), ("", 1), ("all1", 1), ("", 0), ("bwd0", 0))
         ):
-            called.append([not node, node, where, 8, [n + m - 1] * (m > 0), ""])
+            line = f"cell.py:{m}: {node}(x)" if node == "fwd0" else ""
+            called.append([not node, node, where, 8, [n + m - 1] * (m > 0), line])
     cluster = Cluster()
     cluster.records += [
         Event("plan", 0.0, args={"plan": "k", "steps": called}),
@@ -87,7 +88,8 @@ def test_a_computation_that_might_fill_the_gap_is_named():
         "island0 computes 42 % of the time, waits 56 % for earlier computation"
         " (mostly before bwd0), "
         "2 % for other things; "
-        "call fwd0 before bwd0 in the program: it has its inputs earlier, and computes meanwhile"
+        "call fwd0 (line 0 of cell.py: fwd0(x)) before bwd0 in the program: it has its inputs"
+        " earlier, and computes meanwhile"
     )
 
 
@@ -316,12 +318,17 @@ def test_a_client_that_waits_for_all_of_what_is_shown_is_named():
 @pytest.mark.parametrize("dispatch", [0.1, 3.0])
 def test_devices_that_compute_nearly_all_of_the_time_need_no_less_waiting(dispatch):
     said = advice(scene(made=0.0, dispatch=dispatch, busy=9.9), 9.9 + dispatch)
-    told = "devices compute at least 99 % of the time: faster functions or more devices help"
+    told = "nothing waits for long: devices compute at least 99 % of the time; faster functions or"
     assert said.startswith(told) == (dispatch < 1.0)
 
 
-def test_less_than_a_fifth_of_the_time_needs_no_advice():
-    assert advice(scene(made=1.9, dispatch=0.1, busy=8.0), 10.0) == ""
+def test_waiting_is_worth_advice_where_all_of_it_is_more_than_a_fifth_of_the_time():
+    """Though no cause of it is."""
+    said = advice(scene(made=1.5, dispatch=1.1, busy=7.4), 10.0)
+    assert said.startswith("starting computations takes the lab long: island1 computes 74 % of")
+    told = "nothing waits for long: devices compute at least 19 % of the time; more calls at once"
+    assert advice(scene(made=1.9, dispatch=0.1, busy=8.0), 10.0).startswith(told)
+    assert advice(scene(made=1.9, dispatch=0.1, busy=2.0, end=20.0), 20.0) == ""
     assert advice(Scene(), 10.0) == ""
 
 

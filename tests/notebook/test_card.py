@@ -329,7 +329,7 @@ def test_a_bar_of_several_steps_has_no_step_of_which_something_is_told() -> None
     first, second = Stage(False, "f", 1, 4, ()), Stage(False, "g", 1, 4, ())
     flow = (first, second, Stage(True, "f", 2, 4, (0,)), Stage(True, "g", 2, 4, (1,)))
     scene: Any = Mock(flows=Mock(run=lambda _: flow))
-    assert later(scene, RUN, 0, 0.0) == "g"
-    assert later(scene, RUN, -1, 0.0) == ""
+    assert later(scene, RUN, 0, 0.0) == second
+    assert later(scene, RUN, -1, 0.0) is None
     assert makers(flow, 3) == [1]
     assert makers(flow, -1) == makers((), -1) == []

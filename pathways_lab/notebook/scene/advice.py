@@ -4,10 +4,11 @@ Problem: a picture shows that devices wait, or that a client waits for devices t
 another one, and its reader wants to know what would help.
 
 Rule for maintainers: one sentence at most, of the largest cause in what is shown, and none
-below :data:`WORTH` but for a host that is late: its client waits for it and asks others for
-nothing.  The cause is named first, then who waits for it, with all of the time of its devices.
-Devices that nobody asked for anything need no advice, unless their client waits for each call,
-and devices that compute hear that waiting is no matter.
+where all waiting is below :data:`WORTH` but for a host that is late: its client waits for it and
+asks others for nothing.  The cause is named first, then who waits for it, with all of the time of
+its devices.  A line is that which is to be changed.  Devices that nobody asked for anything need no
+advice, unless their client waits for each call, and devices that compute hear that waiting is no
+matter.
 
 Paper: section 5.1 (dispatch overheads), section 5.2 (several clients), section 5.3 (pipelines).
 """
@@ -46,7 +47,10 @@ from pathways_lab.timeline.waits import (
 )
 
 WORTH = 0.2
-"""Share of the time of an island's devices from which on a cause is worth a sentence."""
+"""Share of the time of an island's devices from which on waiting is worth a sentence."""
+
+HALF = 0.5
+"""Share of it that some island must compute to hear that waiting is no matter."""
 
 DERIVED = 0.5
 """How much of its share a wait for an earlier computation counts beside waits for anything else:
@@ -154,21 +158,23 @@ def advice(scene: Scene, now: float) -> str:
             tell = partial(_told, first.format(client.client, called), remedy, island, time)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
-        if share > WORTH:
+        if max(share, lately.share(*WAITS)) > WORTH:
             found.append((share * _weight(cause), tell))
     return max(found, key=itemgetter(0))[1]() if found else slow or _full(times)
 
 
 def _full(times: dict[str, Spent]) -> str:
-    """The sentence where all islands that compute do so for most of the time."""
-    busy = [time.busy for time in times.values() if time.busy]
-    least = min(busy, default=0.0)
-    if least < 1 - WORTH:
+    """The sentence where no island that computes waits for long."""
+    used = [time for time in times.values() if time.busy]
+    if max((time.busy for time in used), default=0.0) < HALF:
         return ""
-    return (
-        f"devices compute at least {100 * least:.0f} % of the time: faster functions or more"
-        " devices help, less waiting hardly would"
+    rest = (
+        "more calls at once would use the rest"
+        if max(time.nothing for time in used) > WORTH
+        else "faster functions or more devices help, less waiting hardly would"
     )
+    least = 100 * min(time.busy for time in used)
+    return f"nothing waits for long: devices compute at least {least:.0f} % of the time; {rest}"
 
 
 def _weight(cause: str) -> float:
@@ -229,8 +235,8 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
     for bar in sorted(_newest(scene, start + scene.origin, "", kind), key=attrgetter("busy")):
         if ready := later(scene, bar.run, bar.step, bar.start):  # there, others wait for it
             remedy = (
-                f"call {ready} before {bar.node}{line_of(scene, bar.node)} in the program: it has"
-                " its inputs earlier, and computes meanwhile"
+                f"call {ready.node}{_lined(ready.line) or line_of(scene, ready.node)} before"
+                f" {bar.node} in the program: it has its inputs earlier, and computes meanwhile"
             )
     if uneven := _uneven(scene, times):
         first, remedy = uneven, f"stages of equal length wait less, and {remedy}"

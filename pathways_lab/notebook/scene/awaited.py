@@ -21,7 +21,7 @@ from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, Scene
 from pathways_lab.timeline.bars import GANG, Bar
-from pathways_lab.timeline.flow import Flow
+from pathways_lab.timeline.flow import Flow, Stage
 from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.waits import DISPATCH, INPUT, ORDER
@@ -108,10 +108,10 @@ def ended_at(scene: Scene, run: int, step: int) -> float:
     return max(gang.ended.values()) if gang is not None and gang.state == "done" else math.inf
 
 
-def later(scene: Scene, run: int, step: int, moment: float) -> str:
-    """The first node after a step, of its run and on its slice, that others wait for and whose
-    inputs were there at a moment (seconds on the records' clock): it might have computed then.
-    "" for a bar that stands for several steps."""
+def later(scene: Scene, run: int, step: int, moment: float) -> Stage | None:
+    """The first computation after a step, of its run and on its slice, that others wait for and
+    whose inputs were there at a moment (seconds on the records' clock): it might have computed
+    then.  None for a bar that stands for several steps."""
     flow = scene.flows.run(run) if step >= 0 else ()
     near = flow[step + 1 : step + NEAR]
     leaves = {n for stage in near for n in stage.after if stage.transfer}
@@ -119,8 +119,8 @@ def later(scene: Scene, run: int, step: int, moment: float) -> str:
         if stage.transfer or stage.slice != flow[step].slice or n not in leaves:
             continue
         if all(ended_at(scene, run, made) <= moment for made in makers(flow, n)):
-            return stage.node
-    return ""
+            return stage
+    return None
 
 
 def missing(scene: Scene, gang: Gang, host: str) -> tuple[str, Gang | None]:

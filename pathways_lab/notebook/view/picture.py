@@ -124,6 +124,7 @@ class Picture:
         self._sums: tuple[tuple[str, str], ...] = ()
         self._past: Past | None = None
         self._drawn: tuple[Plot, ...] = ()
+        self._drawn_at = 0.0
 
     @property
     def scene(self) -> Scene:
@@ -151,13 +152,13 @@ class Picture:
         now = min(now, self.wanted.until)
         news, self._folds = self.present.folds != self._folds, self.present.folds
         self._names = completed(self._names, self.scene)  # what was there once stays
-        scene, at = self.scene, self.present.folded
         if self._past is not None:
-            scene, at = self._past.scene, self._past.now
             self._drawn = self._past.plots(self._names)
-        elif not self._drawn or news or self._moves(scene, now):
+            return self._drawn, self.header(self._past.scene, self._past.now, now)
+        if not self._drawn or news or self._moves(self.scene, now):
             self._drawn = self.present.once(self._names, self._plots)
-        return self._drawn, self.header(scene, at, now)
+            self._drawn_at = self.present.folded
+        return self._drawn, self.header(self.scene, self._drawn_at, now)
 
     def _moves(self, scene: Scene, now: float) -> bool:
         return bool(scene.busy) or now - scene.last < QUIET
@@ -167,7 +168,8 @@ class Picture:
 
     def header(self, scene: Scene, at: float, now: float) -> Header:
         """The text above the figures; *scene* is shown as it is *at* some moment."""
-        active = self.timeline.grows and self._moves(scene, at)
+        active = self._moves(scene, at if self._past is not None else self.present.folded)
+        active &= self.timeline.grows
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
@@ -176,9 +178,6 @@ class Picture:
             state = "compiling"
         done, all_known = self._counted(scene)
         begun = round(self.since - scene.origin, 3)
-        folded = self.present.folded
-        known = max(self.scene.last, self.since) + QUIET
-        end = folded if self.scene.busy else min(folded, known)
         told = Card(self._sums)
         if self._wait is not None:
             told = wait_card(scene, *self._wait, at)
@@ -205,7 +204,7 @@ class Picture:
             arrows=told.arrows,
             line=told.line,
             node=told.node,
-            moments=(begun, max(begun, round(end - scene.origin, 3))),
+            moments=(begun, max(begun, round(self._drawn_at - scene.origin, 3))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
             window=self._other_window(scene),
             shown=tuple(round(bound, 4) for bound in scene.range(at)),
