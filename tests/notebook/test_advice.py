@@ -295,7 +295,7 @@ def test_a_client_that_waits_while_its_devices_compute_for_another_one_is_named(
         "devices compute f for ann while bob waits for its turn, 88 % of the time: lab.policy can"
     )
     assert said.startswith(told) == same
-    assert ("window=0.0 of ann's programs" in said) == same
+    assert ("(window=0.0) of ann, which queue no work ahead" in said) == same
 
 
 def test_a_client_that_waits_for_all_of_what_is_shown_is_named():

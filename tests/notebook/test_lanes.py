@@ -32,7 +32,9 @@ def scene_of(records: Sequence[Record], until: float = END, window: float = 20.0
 
 
 def names(scene: Scene) -> list[str]:
-    return list(PANELS["queues"](scene, END).rows.values())
+    """Of lanes of devices."""
+    labels = PANELS["queues"](scene, END).rows
+    return [labels[at] for at in scene.lanes.rows.labels if at in labels]
 
 
 def bars(scene: Scene) -> dict[str, Any]:

@@ -107,11 +107,9 @@ def test_a_panel_that_comes_later_takes_no_other_ones_place_and_stays() -> None:
 def test_the_scrubber_covers_the_record_and_not_idle_time_after_it() -> None:
     shown, clock = made(training(1), 0.5)
     assert shown.look(0.5)[1].moments == (0.0, 0.5)
-    for now in (1.4, 60.0):  # the clock beside it is that of the picture
-        clock.now = now
-        plots, header = shown.look(now)
-        assert header.moments[1] == pytest.approx(1.4)
-        assert {round(plot.x[1], 9) for plot in plots if plot.time} == {1.4}
+    for clock.now in (1.4, 60.0):  # the clock beside it is that of the picture
+        plots, header = shown.look(clock.now)
+        assert {header.moments[1], *(round(p.x[1], 9) for p in plots if p.time)} == {1.4}
 
 
 def test_cleared_means_from_now_on_and_what_is_under_way_stays() -> None:

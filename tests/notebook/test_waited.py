@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.notebook.scene.awaited import device_at, readers, wait_at
+from pathways_lab.notebook.panels import PANELS
+from pathways_lab.notebook.scene.awaited import client_waits, device_at, readers, wait_at
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.header import Header
 from pathways_lab.notebook.scene.text import NAMED, card, wait_card
@@ -172,3 +173,45 @@ def test_a_card_tells_for_how_long_the_devices_had_another_computation_before() 
         cluster.gang(0, run, 0, "p", "fg"[run - 1], "", 0.0, 0.3, at)
     told = dict(card(picture(cluster.records).scene, number(2, 0)).facts)["waited"]
     assert told == "290 ms behind f in its own lane"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_client_that_waits_for_long_has_a_lane_with_its_line(ahead: bool) -> None:
+    """A run takes 0.4 s, and the client makes the next one 0.1 s later, or has made it before."""
+    cluster, line = Cluster(1), "cell.py:4: y.block_until_ready()"
+    of: dict[str, Any] = {"program": "p", "client": "kernel-1"}
+    for n in range(4):
+        begun = 0.5 * n
+        cluster.records.append(
+            Event("submitted", 0.0 if ahead else begun, run=n + 1,
+                  args={"waited": line} if n else {}, **of)
+        )  # fmt: skip
+        end = cluster.gang(0, n + 1, 0, "p", "f", "", begun, 0.4, begun)
+        cluster.records.append(Event("finished", end, run=n + 1, **of))
+    scene = picture(cluster.records, now=1.9).scene
+    plot = PANELS["queues"](scene, 1.9)
+    layers = {layer.name: layer.columns for layer in plot.layers}
+    assert list(plot.rows.values())[1:] == ([] if ahead else ["kernel-1"])
+    assert list(plot.groups.values())[1:] == ([] if ahead else ["client"])
+    assert layers["queues-clients"]["left"] == ([] if ahead else pytest.approx([0.0, 0.5, 1.0]))
+    if ahead:
+        return
+    assert layers["queues-clients"]["right"] == pytest.approx([0.4, 0.9, 1.4])
+    assert set(layers["queues-clients"]["line"]) == {"4 of cell.py: y.block_until_ready()"}
+    told = layers["queues-causes"]
+    assert ["waits at line 4 of cell.py: y.block_until_ready()", "waits at line 4", ""] in told[
+        "choices"
+    ]
+    assert max(layers["queues-clients"]["bottom"]) < plot.y[1]
+
+
+def test_a_client_that_waits_for_little_has_no_lane() -> None:
+    cluster = Cluster(1)
+    of: dict[str, Any] = {"program": "p", "client": "kernel-1"}
+    for n in range(4):
+        cluster.records.append(Event("submitted", n * 0.5, run=n + 1, **of))
+        end = cluster.gang(0, n + 1, 0, "p", "f", "", n * 0.5, 0.05, n * 0.5)
+        cluster.records.append(Event("finished", end, run=n + 1, **of))
+    scene = picture(cluster.records, now=2.0).scene
+    assert len(client_waits(scene, 0.0, 2.0)["kernel-1"]) == 3
+    assert "client" not in PANELS["queues"](scene, 2.0).groups.values()

@@ -17,10 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pathways_lab.notebook.scene.awaited import maker, needed, waits_so_far
+from pathways_lab.notebook.kernel.line_index import source, split
+from pathways_lab.notebook.scene.awaited import (
+    ClientWait,
+    client_waits,
+    maker,
+    needed,
+    waits_so_far,
+)
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number, parts
-from pathways_lab.notebook.scene.palette import PAINTS, family, ink_on
+from pathways_lab.notebook.scene.palette import INK, PAINTS, family, ink_on
 from pathways_lab.notebook.scene.plot import (
     ARROWS,
     BOXES,
@@ -35,7 +42,7 @@ from pathways_lab.notebook.scene.plot import (
     put,
     wide,
 )
-from pathways_lab.notebook.scene.row_layout import Rows, short
+from pathways_lab.notebook.scene.row_layout import GAP, Rows, short
 from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.records import own
@@ -53,6 +60,9 @@ TALL, BESIDE = 22.0, 0.38
 
 NOTE = "hatched: still computes; thin: arrives; line: waits"
 
+CLIENTS, LONG = 3, 0.2
+"""Clients whose waiting is drawn, at most, and the share of the time from which on it is."""
+
 FAINT = 0.25
 """Share of the delay of the latest host above which other hosts are said to be late, too."""
 
@@ -64,6 +74,12 @@ HOVER = (
     ("from", "@left{0.0000} s to @right{0.0000} s"),
     ("took", "@busy{0.0} ms each"),
     ("gangs × devices", "@count"),
+)
+CLIENT_WAITS = (
+    ("", "@client waits for a result"),
+    ("line", "@line"),
+    ("from", "@left{0.0000} s to @right{0.0000} s"),
+    ("waited", "@busy{0.00} ms"),
 )
 WAITED = (
     ("waits for", "@kind{custom}"),
@@ -84,13 +100,19 @@ def plot(scene: Scene, now: float) -> Plot:
     waited, open_waits = scene.waited.table.columns(), waits_so_far(scene, now)
     marks = {name: np.concatenate((waited[name], column)) for name, column in open_waits.items()}
     bars = scene.bars.columns()
+    clients = _clients(scene, now) if each >= 13 else {}
+    end = rows.end + (GAP + len(clients)) * bool(clients)
+    at = {rows.end + GAP + 0.5 + n: client for n, client in enumerate(clients)}
+    words = _causes(scene, marks, now, each)
+    for column, more in zip(words.values(), _lines(scene, clients, now, at).values(), strict=True):
+        column += more
     return Plot(
         name="queues",
         title="Device queues",
         note=_shown(scene) + NOTE,
-        height=max(60, round(each * (rows.end + 0.5))),
+        height=max(60, round(each * (end + 0.5))),
         x=scene.range(now),
-        y=(-0.6, max(rows.end, 0.5) + 0.1),
+        y=(-0.6, max(end, 0.5) + 0.1),
         layers=(
             Layer(
                 "queues-waits",
@@ -113,14 +135,18 @@ def plot(scene: Scene, now: float) -> Plot:
             ),
             Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER, lined=True),
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
-            Layer("queues-causes", TEXTS, _causes(scene, marks, now, each)),
+            Layer("queues-clients", BOXES, _boxes(clients, at), hover=CLIENT_WAITS),
+            Layer("queues-causes", TEXTS, words),
             Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else blank(WORDS)),
             Layer("queues-arrows", ARROWS, blank(("x0", "y0", "x1", "y1", "cx0", "cx1"))),
             Layer(CATALOGUE, DATA, scene.catalogue.columns()),
         ),
         time=True,
-        rows=rows.labels if each >= 13 else _host_labels(rows, each),
-        groups=rows.groups,
+        rows={
+            **(rows.labels if each >= 13 else _host_labels(rows, each)),
+            **at,
+        },
+        groups={**rows.groups, **dict.fromkeys(at, "client")},
         readouts=_readouts(scene, now) if each >= 13 else {},
         bands=rows.bands[1::2],
         empty=nothing(scene),
@@ -140,6 +166,39 @@ def _shown(scene: Scene) -> str:
     ((node, most),) = Counter(flows[-1]).most_common(1) or [("", 0)]
     each = f", each with {most} × {node}" if most > 1 else ""
     return f"last {len(runs)} runs of {program}{each} · "
+
+
+def _clients(scene: Scene, now: float) -> dict[str, list[ClientWait]]:
+    """The clients that wait for long, and from when to when: first that which waits longest."""
+    start, end = scene.elapsed(now)
+    waits = client_waits(scene, start, end)
+    sums = {client: sum(w.end - w.start for w in each) for client, each in waits.items()}
+    longest = sorted(sums, key=lambda client: -sums[client])[:CLIENTS]
+    return {client: waits[client] for client in longest if sums[client] > LONG * (end - start)}
+
+
+def _boxes(clients: dict[str, list[ClientWait]], at: dict[float, str]) -> Growing:
+    columns = blank(("left", "right", "top", "bottom", "fill", "client", "line", "busy"))
+    for row, client in at.items():
+        for start, end, line in clients[client]:
+            put(columns, start, end, row + 0.06, row + 0.26, INK, client, source(line),
+                1000 * (end - start))  # fmt: skip
+    return columns
+
+
+def _lines(
+    scene: Scene, clients: dict[str, list[ClientWait]], now: float, at: dict[float, str]
+) -> dict[str, list[Any]]:
+    """The lines at which clients wait, above their marks."""
+    start, end = scene.range(now)
+    waits = [(row, wait) for row, client in at.items() for wait in clients[client]]
+    rooms = np.array([wait.end - wait.start for _, wait in waits]) / (end - start)
+    fits = [waits[n] for n in _widest(rooms)]
+    return {
+        "x": [(wait.start + wait.end) / 2 for _, wait in fits],
+        "y": [row - 0.17 for row, _ in fits],
+        **_fitted([(_waiting_at(w.line), (w.end - w.start) / (end - start)) for _, w in fits]),
+    }
 
 
 def _open(scene: Scene, now: float) -> Growing:
@@ -257,12 +316,23 @@ def _named(words: list[tuple[str, float]]) -> dict[str, list[Any]]:
     """Words, each with the share of the width that it has room for: a page shows those that fit
     there, a picture those that fit into its usual width.  Where a name does not, its function's
     may."""
-    choices = [list(dict.fromkeys((word, family(word), ""))) for word, _ in words]
+    return _fitted([((word, family(word), ""), room) for word, room in words])
+
+
+def _fitted(words: list[tuple[tuple[str, ...], float]]) -> dict[str, list[Any]]:
+    """The same of words that may be told in several ways, the longest first."""
     return {
         "text": [
             next(word for word in each if not word or wide(word, bold=True) + 6 < room * FRAME)
-            for each, (_, room) in zip(choices, words, strict=True)
+            for each, room in words
         ],
         "room": [0.97 * room for _, room in words],
-        "choices": choices,
+        "choices": [list(dict.fromkeys(each)) for each, _ in words],
     }
+
+
+def _waiting_at(line: str) -> tuple[str, ...]:
+    """The ways to say that a client waits at a line."""
+    known = split(line)
+    short = f"waits at line {known[1]}" if known else "waits"
+    return (f"waits at line {source(line)}" if known else short, short, "")

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathways_lab.notebook.kernel.line_index import source, split
-from pathways_lab.notebook.scene.awaited import later, maker
+from pathways_lab.notebook.scene.awaited import PAUSE, later, maker
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
@@ -62,9 +62,8 @@ PARTS = 200
 NEWEST = 100
 """Waits of an island of which it is asked what they were for: the newest ones."""
 
-CALLS, PAUSE = 4, 1.0
-"""Newest runs that tell whether their client waits for each; seconds between two of them from which
-on it does something else."""
+CALLS = 4
+"""Newest runs that tell whether their client waits for each."""
 
 UNEVEN = 1.5
 """How many times as long an island must compute as any other one to be named."""
@@ -305,8 +304,9 @@ def _in_turn(scene: Scene, client: str, other: str, start: float, end: float) ->
     what = f"{function}{line_of(scene, function)} " if function else ""
     return (
         f"devices compute {what}for {other} while {client} waits for its turn,"
-        f" {100 * share:.0f} % of the time: lab.policy can prefer {client}, window=0.0 of {other}'s"
-        " programs lets it in sooner, a slice on other devices spares it the wait"
+        f" {100 * share:.0f} % of the time: lab.policy can prefer {client}, pw.program(window=0.0)"
+        f" or pw.jit(window=0.0) of {other}, which queue no work ahead, let it in sooner, a slice"
+        " on other devices spares it the wait"
     )
 
 

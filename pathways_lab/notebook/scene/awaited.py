@@ -24,6 +24,7 @@ from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.flow import Flow, Stage
 from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.waits import DISPATCH, INPUT, ORDER
 
 SAME = 1e-6
@@ -57,6 +58,18 @@ def readers(flow: Flow, step: int) -> list[int]:
     return found
 
 
+PAUSE = 1.0
+"""Seconds between two runs of a client from which on it does something else."""
+
+
+class ClientWait(NamedTuple):
+    """A client waited from *start* to *end* (seconds on the axis), at a line if that is known."""
+
+    start: float
+    end: float
+    line: str
+
+
 class Made(NamedTuple):
     """A computation for whose end others wait.
 
@@ -79,12 +92,12 @@ def maker(scene: Scene, run: int, step: int, until: float) -> Made | None:
     clock); None where that is not known."""
     ended, node, where, of, at = scene.waits.ahead(run)
     flow = scene.flows.run(run)
-    made = makers(flow, step)
-    if made and abs(ended - until) > SAME:
+    if abs(ended - until) > SAME:
+        made = makers(flow, step)
+        if not made:
+            return None
         of, at = run, max(made, key=lambda step: ended_at(scene, run, step))
         node, where = flow[at].node, flow[at].slice
-    if not node:
-        return None
     bound, gang = scene.machine.slices.get(where), scene.gangs.by_key.get((of, at))
     line = gang.line if gang else ""
     return Made(node, " and ".join(bound.islands) if bound else "", number(of, at), line)
@@ -174,6 +187,26 @@ def _so_far(scene: Scene, now: float) -> tuple[list[Bar], dict[str, NDArray[np.g
         bars = _waits_so_far(scene, now)
         scene.so_far[now] = bars, scene.waited.columns(bars)
     return scene.so_far[now]
+
+
+def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[ClientWait]]:
+    """By client, its waits for runs between two moments (seconds on the axis): it submitted the
+    next run when that before it had ended."""
+    found: dict[str, list[ClientWait]] = {}
+    newest: dict[str, RunSeen] = {}
+    for run in scene.runs.values():
+        # One that has ended without a gang is a part of another one, which was made of several.
+        if not run.client or not (run.count or run.ended is None) or run.submitted == math.inf:
+            continue
+        before, newest[run.client] = newest.get(run.client), run
+        if before is None or before.ended is None:
+            continue
+        if before.end <= run.submitted < before.end + PAUSE:
+            begun = max(start, before.submitted - scene.origin)
+            over = min(end, before.ended - scene.origin, run.submitted - scene.origin)
+            if begun < over:
+                found.setdefault(run.client, []).append(ClientWait(begun, over, run.waited))
+    return found
 
 
 def device_at(scene: Scene, y: float) -> Lane | None:

@@ -27,6 +27,7 @@ class Head {
     this.progress = this.root.appendChild(element("progress", "progress"));
     this.progress.setAttribute("aria-label", "share of the gangs that is done");
     this.status = this.root.appendChild(element("span", "status"));
+    this.status.title = GANG;
     this.compiling = this.root.appendChild(element("span", "compiling"));
     this.behind = this.root.appendChild(element("span", "behind"));
     this.notes = this.root.appendChild(element("span", "notes"));
@@ -120,6 +121,10 @@ const TITLES = {
   clear: "Forget what was until now.",
 };
 
+const GANG = "A gang is one call of a compiled function, on all devices of its slice at once.";
+const LANE =
+  "A lane is devices that do alike; s1 is slice 1, a mesh of devices that functions are placed on. " +
+  "A click unfolds the lane, or folds it again.";
 const WAITS = ["queues-waits", "queues-waits-open"];
 const HIGH = [-0.4, 0.3]; // of a bar, in lanes from the middle of its own
 
@@ -223,7 +228,7 @@ class View {
         if (beside(event)) feed.act("fold", frame.y_scale.invert(event.offsetY));
       });
       events.addEventListener("pointermove", (event) => {
-        events.title = beside(event) ? "A click unfolds the lane, or folds it again." : "";
+        events.title = beside(event) ? LANE : "";
       });
     }
     this.fitted = [...copy._all_models.values()]
