@@ -71,9 +71,9 @@ def measure(recording: Recording, slices: Sequence[Slice], **known: Any) -> Meas
     lanes = {Lane(on.island, host, device) for on in slices for host, device in on.binding.devices}
     start, end, busy = computed(records, recording.start, lanes)
     idle: dict[str, float] = {}
-    for lane, parts in waits.waits(records, start, end).items():
+    for lane, parts in queries.waits(records, start, end).items():
         if lane in lanes:
-            for cause, seconds in waits.shares(parts).items():
+            for cause, seconds in queries.shares(parts).items():
                 if cause != waits.RUNNING:
                     share = seconds / (len(lanes) * (end - start))
                     idle[cause] = idle.get(cause, 0.0) + share

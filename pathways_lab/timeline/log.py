@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.timeline import busy, planned, queries, runs, waits
+from pathways_lab.timeline import busy, planned, queries, runs
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.export import files, frame, perfetto, sql
 from pathways_lab.timeline.flow import PLANS, RUNS
@@ -498,8 +498,8 @@ class Timeline:
 
         Default: from where the first gang starts to where the last one ends.
         """
-        found = waits.waits(self.with_kept(), *self._between(start, end))
-        return {lane: waits.shares(parts) for lane, parts in found.items()}
+        found = queries.waits(self.with_kept(), *self._between(start, end))
+        return {lane: queries.shares(parts) for lane, parts in found.items()}
 
     def _between(self, start: float | None, end: float | None) -> tuple[float, float]:
         """The two times; where nothing ran any will do."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pathways_lab.timeline.gangs import Gang, Gangs
 from pathways_lab.timeline.machine import Lane, Machine, lanes_of
 from pathways_lab.timeline.records import Event, Record, Sample, Span, own
+from pathways_lab.timeline.waits import NOTHING, RUNNING, Waits, known_order
 
 
 def time_of(record: Record) -> float:
@@ -118,3 +120,68 @@ def messages(records: Iterable[Record], run: int | None = None) -> Counter[tuple
         for r in records
         if isinstance(r, Event) and r.kind == "message" and (run is None or r.run == run)
     )
+
+
+class Stretch(NamedTuple):
+    """The time from *start* to *end* (seconds) of a device, in one state.
+
+    cause: :data:`RUNNING`, or one of :data:`CAUSES`.  gang: it runs, or was awaited; None where
+    there was nothing to do.
+    """
+
+    cause: str
+    start: float
+    end: float
+    gang: Span | None
+
+
+def stretches(records: Iterable[Record], start: float, end: float) -> dict[Lane, list[Stretch]]:
+    """States of every device between two times (seconds), without gaps.
+
+    Devices that never ran anything are not in the answer.
+    """
+    if end <= start:
+        raise ValueError(f"the range must have a length: {start} to {end}")
+    fold = Waits(since=start)
+    out: dict[Lane, list[Stretch]] = {}
+    for record in sorted(records, key=known_order):
+        for devices, wait in fold.add(record):
+            waited = Stretch(wait.cause, wait.start, wait.end, wait.gang)
+            for lane in lanes_of(wait.gang.island, wait.gang.host, devices):
+                out.setdefault(lane, []).append(waited)
+        if isinstance(record, Span) and record.kind == "gang":
+            for lane in lanes_of(record.island, record.host, record.devices):
+                out.setdefault(lane, []).append(Stretch(RUNNING, record.start, record.end, record))
+    return {lane: _tiled(parts, start, end) for lane, parts in out.items()}
+
+
+def waits(
+    records: Iterable[Record], start: float, end: float
+) -> dict[Lane, list[tuple[str, float, float]]]:
+    """The same without gangs: ``(cause, from, until)``."""
+    return {lane: [p[:3] for p in parts] for lane, parts in stretches(records, start, end).items()}
+
+
+def _tiled(parts: list[Stretch], start: float, end: float) -> list[Stretch]:
+    """Cut to a range, without overlaps, the rest filled: nobody asked for more."""
+    out: list[Stretch] = []
+    reached = start
+    for cause, a, b, gang in sorted(parts, key=lambda part: (part.start, part.end)):
+        a, b = max(a, reached), min(b, end)
+        if b <= a:
+            continue
+        if a > reached:
+            out.append(Stretch(NOTHING, reached, a, None))
+        out.append(Stretch(cause, a, b, gang))
+        reached = b
+    if reached < end:
+        out.append(Stretch(NOTHING, reached, end, None))
+    return out
+
+
+def shares(parts: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    """Seconds by cause."""
+    out: dict[str, float] = {}
+    for cause, start, end in parts:
+        out[cause] = out.get(cause, 0.0) + end - start
+    return out

@@ -14,7 +14,9 @@ obstacle explains is dispatch: the time that our own machinery takes.  So a plac
 that is granted late is no obstacle of its own: the control plane withholds it while
 something else is awaited, and only the rest of the time is its work.  The last
 computation that had ended on the slices of a run before it had its first places counts as the
-one that they were withheld for.
+one that they were withheld for, and the time from its end until they came as that of its report:
+records do not say when a host told of an end, but places come when the control plane hears of it.
+Later places of a run may come late for any of its ends, so that none of these is named.
 
 Paper: section 5.1 (dispatch overheads), figure 12 (where time goes).
 """
@@ -38,7 +40,8 @@ from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span
 RUNNING, NOTHING = "running", "nothing to do"
 DISPATCH, ORDER, MEMORY, TURN = "dispatch", "gang order", "memory", "turn"
 INPUT, TRANSFER, COMPILE = "earlier computation", "input transfer", "compiling"
-CAUSES = (DISPATCH, ORDER, MEMORY, TURN, INPUT, TRANSFER, COMPILE, NOTHING)
+REPORT = "late report"
+CAUSES = (DISPATCH, ORDER, MEMORY, TURN, INPUT, TRANSFER, COMPILE, REPORT, NOTHING)
 """The causes for which a device may wait.
 
 dispatch: the control plane's and the host's work until the gang is launched, while
@@ -50,11 +53,17 @@ turn: the run was ready, and the policy preferred others.
 earlier computation: one that makes its inputs, elsewhere; or one on a slice of its run, on any
     host, that had to end before the run had its places: they are granted a little ahead only.
 compiling: a host still made a function of the run, which begins when all of them are made.
+late report: a computation for whose end the run had no places had ended, and for more than
+    :data:`PROMPT` no host had told of it: its process had no processor, or its link was slow.
 """
 
 LAST = 16
 """Gangs of each host that may be in the way of others, and transfers to it that may be inputs
 where nobody knows which are."""
+
+PROMPT = 0.01
+"""Seconds within which hosts tell of an end that places are withheld for, and the control plane
+gives these: all of that is dispatch."""
 
 SKEW = 1e-3
 """Seconds by which what was told by another process may seem to come too late."""
@@ -389,7 +398,7 @@ class Waits:
         obstacles: tuple[tuple[str, float, float], ...] = ()
         if gaps:
             run.ahead = self._ahead(run)
-            obstacles = tuple(self._obstacles(gang, run, start))
+            obstacles = tuple(_reported(run, list(self._obstacles(gang, run, start))))
         whole = len(lanes) < len(gang.devices)
         for (since, until), of in gaps.items():
             devices = gang.devices if whole else tuple([lane.device for lane in of])
@@ -414,7 +423,8 @@ class Waits:
         if known is None or known.submitted == since == -np.inf:
             return []
         gang = _Gang(run, step, lanes[0].host, node, tuple([lane.device for lane in lanes]))
-        parts = blame(since, start, known.submitted, self._obstacles(gang, known, start, more))
+        obstacles = _reported(known, list(self._obstacles(gang, known, start, more)))
+        parts = blame(since, start, known.submitted, obstacles)
         return [part for part in parts if part[0] != NOTHING]
 
     def _unclaimed(self, lane: Lane, submitted: float) -> list[tuple[float, float]]:
@@ -456,6 +466,19 @@ class Waits:
                 for since, end in zip(earlier.start, earlier.end, strict=True):
                     # Hosts launch in order: it was in the way also while it waited itself.
                     yield ORDER, min(float(since), begun), float(end)
+
+
+def _reported(
+    run: _Run, obstacles: list[tuple[str, float, float]]
+) -> list[tuple[str, float, float]]:
+    """The same and, where its places came late after the end of a computation that was the last
+    thing before them, that nobody had told of it."""
+    known = [(end, cause) for cause, _, end in obstacles if end < run.first + SKEW]
+    end, cause = max(known, default=(float("inf"), ""))
+    late = cause in (INPUT, ORDER) and run.submitted < end and run.first < float("inf")
+    if late and run.first - end > PROMPT:
+        obstacles.append((REPORT, end, run.first))
+    return obstacles
 
 
 def marks(
@@ -524,68 +547,3 @@ def known_order(record: Item) -> tuple[float, int]:
     gang = isinstance(record, Row) or (isinstance(record, Span) and record.kind == "gang")
     over = isinstance(record, Event) and record.kind in ENDS
     return known_at(record), 2 * over + gang
-
-
-class Stretch(NamedTuple):
-    """The time from *start* to *end* (seconds) of a device, in one state.
-
-    cause: :data:`RUNNING`, or one of :data:`CAUSES`.  gang: it runs, or was awaited; None where
-    there was nothing to do.
-    """
-
-    cause: str
-    start: float
-    end: float
-    gang: Span | None
-
-
-def stretches(records: Iterable[Record], start: float, end: float) -> dict[Lane, list[Stretch]]:
-    """States of every device between two times (seconds), without gaps.
-
-    Devices that never ran anything are not in the answer.
-    """
-    if end <= start:
-        raise ValueError(f"the range must have a length: {start} to {end}")
-    fold = Waits(since=start)
-    out: dict[Lane, list[Stretch]] = {}
-    for record in sorted(records, key=known_order):
-        for devices, wait in fold.add(record):
-            waited = Stretch(wait.cause, wait.start, wait.end, wait.gang)
-            for lane in lanes_of(wait.gang.island, wait.gang.host, devices):
-                out.setdefault(lane, []).append(waited)
-        if isinstance(record, Span) and record.kind == "gang":
-            for lane in lanes_of(record.island, record.host, record.devices):
-                out.setdefault(lane, []).append(Stretch(RUNNING, record.start, record.end, record))
-    return {lane: _tiled(parts, start, end) for lane, parts in out.items()}
-
-
-def waits(
-    records: Iterable[Record], start: float, end: float
-) -> dict[Lane, list[tuple[str, float, float]]]:
-    """The same without gangs: ``(cause, from, until)``."""
-    return {lane: [p[:3] for p in parts] for lane, parts in stretches(records, start, end).items()}
-
-
-def _tiled(parts: list[Stretch], start: float, end: float) -> list[Stretch]:
-    """Cut to a range, without overlaps, the rest filled: nobody asked for more."""
-    out: list[Stretch] = []
-    reached = start
-    for cause, a, b, gang in sorted(parts, key=lambda part: (part.start, part.end)):
-        a, b = max(a, reached), min(b, end)
-        if b <= a:
-            continue
-        if a > reached:
-            out.append(Stretch(NOTHING, reached, a, None))
-        out.append(Stretch(cause, a, b, gang))
-        reached = b
-    if reached < end:
-        out.append(Stretch(NOTHING, reached, end, None))
-    return out
-
-
-def shares(parts: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """Seconds by cause."""
-    out: dict[str, float] = {}
-    for cause, start, end in parts:
-        out[cause] = out.get(cause, 0.0) + end - start
-    return out

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pathways_lab as pw
-from pathways_lab.timeline import waits
+from pathways_lab.timeline import queries, waits
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Span
 
@@ -84,7 +84,7 @@ class Runs:
         since = min(r.time for r in mine if isinstance(r, Event) and r.kind == "submitted")
         gangs = [r for r in mine if isinstance(r, Span) and r.kind == "gang"]
         last = max((g for g in gangs if g.island == "island1"), key=lambda g: g.start)
-        told = waits.waits(records, since, last.start)
+        told = queries.waits(records, since, last.start)
         found: list[Told] = []
         for device in last.devices:
             sums: Told = {}

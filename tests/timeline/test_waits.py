@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways_lab.timeline import waits
+from pathways_lab.timeline import queries, waits
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.packed import Granted, single
 from pathways_lab.timeline.planned import GAP_CAUSES, OTHERS, PLAN, RunSeen, planned
@@ -25,6 +25,8 @@ from pathways_lab.timeline.waits import (
     MEMORY,
     NOTHING,
     ORDER,
+    PROMPT,
+    REPORT,
     RUNNING,
     TRANSFER,
     TURN,
@@ -82,12 +84,12 @@ def records_of_runs(draw):
 @given(records_of_runs())
 @settings(max_examples=100, deadline=None)
 def test_every_second_of_every_device_has_one_cause(records):
-    for parts in waits.waits(records, 1.0, 9.0).values():
+    for parts in queries.waits(records, 1.0, 9.0).values():
         assert parts[0][1] == 1.0
         assert parts[-1][2] == 9.0
         assert all(a[2] == b[1] for a, b in itertools.pairwise(parts))
         assert {cause for cause, _, _ in parts} <= {RUNNING, *CAUSES}
-        assert math.isclose(sum(waits.shares(parts).values()), 8.0)
+        assert math.isclose(sum(queries.shares(parts).values()), 8.0)
 
 
 @given(records_of_runs())
@@ -109,8 +111,8 @@ def test_the_gap_of_every_device_adds_up(records):
 
 
 def one(*records: Record, start: float = 0.0, end: float = 10.0) -> dict[str, float]:
-    found = waits.waits(records, start, end)[Lane("i", "i/h", 0)]
-    return {cause: round(seconds, 6) for cause, seconds in waits.shares(found).items()}
+    found = queries.waits(records, start, end)[Lane("i", "i/h", 0)]
+    return {cause: round(seconds, 6) for cause, seconds in queries.shares(found).items()}
 
 
 def gang(start: float, end: float, run: int = 1, step: int = 0) -> Span:
@@ -153,7 +155,7 @@ def test_a_run_that_was_not_admitted_waited_for_what_the_core_says(told, cause):
 
 def test_a_place_is_withheld_while_another_host_ends_the_run_before():
     """A straggler, and a slice of the same program elsewhere: neither is dispatch, however late
-    the straggler tells of it."""
+    the straggler tells of it, nor is the time until it has told."""
     for host, slice_id in (("i/other", 7), ("j/far", 8)):
         late = Span("gang", 1.0, 6.0, host[0], host, (0,), 1, 1, "p", "m", args={"slice": slice_id})
         of = [
@@ -164,7 +166,7 @@ def test_a_place_is_withheld_while_another_host_ends_the_run_before():
             Event("submitted", 0.0, run=1), gang(1.0, 3.0), Event("submitted", 0.5, run=2),
             late, *of, gang(7.0, 10.0, run=2),
         )  # fmt: skip
-        assert found == {DISPATCH: 1.0 + 1.0, RUNNING: 5.0, INPUT: 3.0}
+        assert found == {DISPATCH: 1.0 + 0.5, RUNNING: 5.0, INPUT: 3.0, REPORT: 0.5}
         fold = waits.Waits(0.0)
         arrived = (
             Event("submitted", 0.0, run=1), replace(gang(1.0, 3.0), args={"slice": 7}),
@@ -172,13 +174,30 @@ def test_a_place_is_withheld_while_another_host_ends_the_run_before():
         )  # fmt: skip
         *_, told = [fold.add(record) for record in arrived]
         assert [(w.cause, w.start, w.end) for _, w in told] == [
-            (DISPATCH, 6.0, 7.0), (INPUT, 3.0, 6.0),
+            (DISPATCH, 6.5, 7.0), (REPORT, 6.0, 6.5), (INPUT, 3.0, 6.0),
         ]  # fmt: skip
         alone = one(
             Event("submitted", 0.0, run=1), gang(1.0, 3.0), Event("submitted", 0.5, run=2),
             replace(late, args={"slice": 9}), *of, gang(7.0, 10.0, run=2),
         )  # fmt: skip
         assert alone == {DISPATCH: 1.0 + 4.0, RUNNING: 5.0}
+
+
+@pytest.mark.parametrize("told", [PROMPT / 2, 2.0])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_late_report_is_told_where_nothing_else_came_after_the_end(told, full):
+    """At once it is a part of dispatch, and where there was no memory either that is the cause."""
+    args, place = {"slice": 7}, 3.0 + told
+    admitted = Event("admitted", place, run=2, args={"since": 3.0, "waited_for": "memory"})
+    found = one(
+        Event("submitted", 0.0, run=1), replace(gang(1.0, 3.0), args=args),
+        Event("submitted", 0.5, run=2), *[admitted] * full,
+        Event("granted", place, "i", run=2, step=0, args=args), gang(6.0, 10.0, run=2),
+    )  # fmt: skip
+    cause = MEMORY if full else REPORT if told > PROMPT else DISPATCH
+    expected = {DISPATCH: 1.0 + 3.0 - told, RUNNING: 6.0}
+    expected[cause] = expected.get(cause, 0.0) + told
+    assert found == pytest.approx(expected)
 
 
 def test_a_free_device_waits_for_its_turn_while_another_of_its_gang_is_busy():
@@ -330,9 +349,9 @@ def test_devices_that_are_always_used_together_wait_as_each_of_them(
 ) -> None:
     """They are folded as one, until a gang has some of them."""
     records = single(stream(seed, runs=20))
-    as_one = waits.waits(records, 0.0, 100.0)
+    as_one = queries.waits(records, 0.0, 100.0)
     monkeypatch.setattr(waits.Waits, "_as_one", lambda self, lanes: lanes)
-    assert as_one == waits.waits(records, 0.0, 100.0)
+    assert as_one == queries.waits(records, 0.0, 100.0)
 
 
 def test_places_in_columns_are_places_one_by_one():

@@ -24,6 +24,7 @@ from pathways_lab.core.program.program import Call, Program, Signature, Value
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.simulate import Load, simulate
 from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.queries import waits
 from pathways_lab.timeline.records import Span
 from pathways_lab.timeline.waits import (
     COMPILE,
@@ -34,7 +35,6 @@ from pathways_lab.timeline.waits import (
     ORDER,
     RUNNING,
     TRANSFER,
-    waits,
 )
 
 FREE = Costs(**{f.name: 1e18 if f.metadata["unit"] == "bytes/s" else 0.0 for f in fields(Costs)})

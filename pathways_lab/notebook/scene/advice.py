@@ -42,6 +42,7 @@ from pathways_lab.timeline.waits import (
     MEMORY,
     NOTHING,
     ORDER,
+    REPORT,
     TRANSFER,
     TURN,
 )
@@ -93,6 +94,10 @@ _CAUSES = {
     DISPATCH: (
         "starting computations takes the lab long",
         "a first run needs more of it than later ones, and longer computations hide it",
+    ),
+    REPORT: (
+        "hosts tell late that they have ended computations",
+        "their processes lack processors, or their links are slow: lab.stacks() shows their work",
     ),
     COMPILE: (
         "hosts compile",

@@ -53,7 +53,16 @@ and a saved picture knows nothing of the page but whether it is dark."""
 ARRIVES = "#7e9c60"
 """Bytes that arrive, and waiting for them."""
 
-CAUSE_COLOURS = ("#b8828c", "#6d663c", "#7e5d7c", "#516d5c", "#537889", ARRIVES, "#a3836d")
+CAUSE_COLOURS = (
+    "#b8828c",
+    "#6d663c",
+    "#7e5d7c",
+    "#516d5c",
+    "#537889",
+    ARRIVES,
+    "#a3836d",
+    "#735d5c",
+)
 """Causes for which devices wait: pale beside functions, and always with a place in the row."""
 
 WORK_COLOURS = ("#a29048", "#8a6f3f", "#6f6a86", "#5f8f8a")

@@ -34,6 +34,7 @@ from pathways_lab.timeline.waits import (
     INPUT,
     MEMORY,
     ORDER,
+    REPORT,
     TRANSFER,
     TURN,
 )
@@ -233,6 +234,7 @@ _MEANINGS = {
     INPUT: "a computation that makes its inputs, or is before it on its slices, had not ended",
     TRANSFER: "its inputs were made, and on their way to these devices",
     COMPILE: "hosts still made a function of its run",
+    REPORT: "what had to end before had ended, and its host had not told of it",
     UNKNOWN: "the cause is told when the computation has begun",
 }
 
@@ -255,7 +257,8 @@ def _behind(scene: Scene, lane: Lane, wait: Bar) -> tuple[str, str, float] | Non
         return None
     cause, run = MARKS[wait.kind], scene.runs.get(wait.run)
     gang = scene.gangs.by_key.get((wait.run, wait.step))
-    if cause == INPUT and (made := maker(scene, wait.run, wait.step, wait.end)):
+    until = wait.start if cause == REPORT else wait.end
+    if cause in (INPUT, REPORT) and (made := maker(scene, wait.run, wait.step, until)):
         return made.told, made.line, made.gang
     if cause == ORDER and gang is not None and (first := ahead(scene, gang, wait.end)):
         return f"{first.node} of {first.client}", first.line, number(first.run, first.step)

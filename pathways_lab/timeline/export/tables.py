@@ -87,7 +87,7 @@ def _waits(records: Sequence[Record]) -> Rows:
         return
     known = [r.time for r in records if isinstance(r, Event) and r.kind == "submitted"]
     start, end = min([*known, *(g.start for g in gangs)]), max(g.end for g in gangs)
-    for lane, parts in waits.stretches(records, start, end).items():
+    for lane, parts in queries.stretches(records, start, end).items():
         for cause, begun, ended, gang in parts:
             if cause != waits.RUNNING:
                 of = (None,) * len(RUN) if gang is None else _run(gang)
