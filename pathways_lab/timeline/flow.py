@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pathways_lab.core.program.program import Call, Plan, ValueId
@@ -23,6 +24,8 @@ PLANS = 1000
 """Programs whose steps are remembered: those that were in use last."""
 RUNS = 4096
 """Runs of which it is remembered what they are runs of."""
+MADE = 16_384
+"""Buffers of which it is remembered which run makes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class Flows:
     def __init__(self) -> None:
         self._plans: dict[str, Event | Flow] = {}
         self._runs: dict[int, str] = {}
+        self._made: dict[int, int] = {}
+        self._before: dict[int, tuple[int, ...]] = {}
 
     def add(self, record: Record) -> None:
         """Fold one record."""
@@ -102,7 +107,16 @@ class Flows:
             self._runs[record.run] = key
             self._use(key, self._plans.get(key))
             if len(self._runs) > RUNS:
-                del self._runs[next(iter(self._runs))]
+                gone = next(iter(self._runs))
+                del self._runs[gone]
+                self._before.pop(gone, None)
+            made = self._made
+            found = [made[buffer] for buffer in record.args.get("reads", ()) if buffer in made]
+            if found:
+                self._before[record.run] = tuple(dict.fromkeys(found))
+            made.update(dict.fromkeys(record.args.get("makes", ()), record.run))
+            while len(made) > MADE:
+                del made[next(iter(made))]
 
     def _use(self, key: str, plan: Event | Flow | None) -> None:
         self._plans.pop(key, None)
@@ -111,6 +125,14 @@ class Flows:
             if len(self._plans) > PLANS:
                 del self._plans[next(iter(self._plans))]
 
+    def before(self, run: int) -> tuple[int, ...]:
+        """The runs whose results a run reads, as far as is remembered."""
+        return self._before.get(run, ())
+
+    def after(self, run: int) -> list[int]:
+        """The runs that read results of a run, as far as is remembered."""
+        return [reader for reader, before in self._before.items() if run in before]
+
     def run(self, run: int) -> Flow:
         """The steps of a run's program."""
         key = self._runs.get(run, "")
@@ -118,6 +140,12 @@ class Flows:
         if isinstance(known, Event):  # read when somebody asks: most are never asked for
             known = self._plans[key] = read(known)
         return known
+
+
+def only(flow: Flow) -> int:
+    """The step of a program that is its only computation, -1 where there are none or more."""
+    found = list(islice((n for n, stage in enumerate(flow) if not stage.transfer), 2))
+    return found[0] if len(found) == 1 else -1
 
 
 def flows(records: Iterable[Record]) -> Flows:

@@ -24,9 +24,9 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          (lost, and may be bound again), ``slice-suspended``, ``hosts-left`` (on
          purpose; args hosts, reason), ``plan`` (a program was
          registered; args plan: its key, steps: see :mod:`.flow`), ``submitted``
-         (args plan), ``admitted`` (of a run that had to wait for it: args since,
-         waited_for: memory or turn), ``granted``, ``resolved``, ``finished``, ``failed``,
-         ``cancelled``,
+         (args plan; reads, makes: the first of its buffers), ``admitted`` (of a run that had to
+         wait for it: args since, waited_for: memory or turn), ``granted``, ``resolved``,
+         ``finished``, ``failed``, ``cancelled``,
          ``compiling`` (a host begins to make a function; args function, slice, waiting: how many
          it was asked for and has not looked at),
          ``launched`` (a gang was handed to its devices: it shows as open bar),

@@ -25,6 +25,9 @@ from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.timeline import flow
 from pathways_lab.timeline.records import Event, Record
 
+FEW = 32
+"""Buffers that a run reads, and makes, that its record names, at most."""
+
 
 class HostKnown(Protocol):
     """A host as its driver knows it.  emulated: its devices stand in for accelerators."""
@@ -249,6 +252,8 @@ def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
         args={
             "priority": event.priority,
             "plan": event.plan,
+            "reads": [buffer for buffer in event.inputs if buffer is not None][:FEW],
+            "makes": list(event.outputs[:FEW]),
             **({"data": dict(event.data)} if event.data else {}),
             **({"waited": str(event.waited)} if event.waited.number else {}),
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,6 +164,49 @@ def test_results_are_followed_through_transfers_and_no_further() -> None:
     assert readers(flow, 0) == [3, 5]
     assert readers(flow, 2) == [3], "of a transfer"
     assert readers(flow, -1) == readers((), 0) == []
+
+
+def calls(*nodes: str) -> list[Record]:
+    """Calls, each a run of its own on an island of its own: all but the first read its result,
+    which is there after 0.3 s."""
+    cluster, end = Cluster(len(nodes)), 0.3
+    for run, node in enumerate(nodes, 1):
+        moved = [[True, "", run - 1, 8, [], ""]] * (run > 1)
+        steps = [*moved, [False, node, run - 1, 8, [0] * len(moved), ""]]
+        args = {"plan": node, "reads": [71] if run > 1 else [], "makes": [70 + run]}
+        cluster.records += [
+            Event("plan", 0.0, args={"plan": node, "steps": steps}),
+            Event("submitted", 0.0, run=run, program=node, args=args),
+        ]
+        if run > 1:
+            cluster.transfer(0, run - 1, run, 0, node, "", end, 0.1)
+        begun = 0.0 if run == 1 else end + 0.1
+        cluster.gang(run - 1, run, int(run > 1), node, node, f"a.py:{run}:", begun, 0.3, 0.0)
+    return cluster.records
+
+
+def test_calls_that_take_results_of_others_lead_to_these() -> None:
+    header = chosen(calls("f", "g", "g"), 0.1, 1.55)
+    told = dict(header.chosen)
+    assert (told["behind"], header.line) == ("f on island0", "a.py:1:")
+    assert header.arrows == ((number(1, 0), number(2, 1)),)
+    scene = picture(calls("f", "g", "g")).scene
+    assert dict(card(scene, number(2, 1)).facts)["inputs from"] == "f"
+    assert dict(card(scene, number(2, 0)).facts)["moves results of"] == "f", "of the transfer"
+    first = card(scene, number(1, 0))
+    assert dict(first.facts)["results to"] == "g (run 2), g (run 3)"
+    assert first.arrows == ((number(1, 0), number(2, 1)), (number(1, 0), number(3, 1)))
+
+
+def test_a_program_of_several_computations_does_not_say_which_of_them_reads_what() -> None:
+    records = calls("f", "g")
+    two = [[False, "g", 1, 8, [], ""], [False, "h", 1, 8, [], ""]]
+    records = [
+        replace(r, args={"plan": "g", "steps": two}) if r.args.get("plan") == "g"
+        and r.kind == "plan" else r
+        for r in records
+    ]  # fmt: skip
+    assert not dict(card(picture(records).scene, number(1, 0)).facts)["results to"]
 
 
 def test_a_card_tells_for_how_long_the_devices_had_another_computation_before() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from pathways_lab.sim.machine import FunctionCost, Machine
 from pathways_lab.sim.simulate import Load, simulate
+from pathways_lab.timeline.flow import flows
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.queries import waits
-from pathways_lab.timeline.records import Span
+from pathways_lab.timeline.records import Event, Span
 from pathways_lab.timeline.waits import DISPATCH, REPORT, RUNNING
 from tests.timeline import truth
 
@@ -37,3 +38,12 @@ def test_the_time_until_a_host_has_told_of_an_end_is_not_dispatch():
         assert [cause for cause, _, _ in parts] == [cause for cause, _ in expected]
         seconds = [until - since for _, since, until in parts]
         assert seconds == pytest.approx([each for _, each in expected], abs=truth.LEAST)
+
+
+def test_a_run_that_takes_the_result_of_another_one_says_so():
+    load = Load(truth.one("f", 2), runs=3, islands={1: "island1"}, feeds={0: 0})
+    found = simulate([load], Machine(2, 1, 2, functions={"f": FunctionCost(0.1)})).records
+    runs = [r.run for r in found if isinstance(r, Event) and r.kind == "submitted"]
+    known = flows(found)
+    assert [known.before(run) for run in runs] == [(), (runs[0],), (runs[1],)]
+    assert known.after(runs[0]) == [runs[1]]

@@ -21,7 +21,7 @@ from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, Scene
 from pathways_lab.timeline.bars import GANG, Bar
-from pathways_lab.timeline.flow import Flow, Stage
+from pathways_lab.timeline.flow import Flow, Stage, only
 from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.planned import RunSeen
@@ -70,6 +70,27 @@ class ClientWait(NamedTuple):
     line: str
 
 
+def sources(scene: Scene, run: int, step: int) -> list[GangKey]:
+    """The computations that make the inputs of a step.  They may be those of other runs, where it
+    is known which computation of each it is: that of a call."""
+    flows = scene.flows
+    flow = flows.run(run)
+    found = [(run, n) for n in makers(flow, step)]
+    if found or not 0 <= step < len(flow) or only(flow) < 0:
+        return found
+    return [(other, n) for other in flows.before(run) if (n := only(flows.run(other))) >= 0]
+
+
+def users(scene: Scene, run: int, step: int) -> list[GangKey]:
+    """The same of computations that use the results of a step."""
+    flows = scene.flows
+    flow = flows.run(run)
+    found = [(run, n) for n in readers(flow, step)]
+    if found or step < 0 or step != only(flow):
+        return found
+    return [(other, n) for other in flows.after(run) if (n := only(flows.run(other))) >= 0]
+
+
 class Made(NamedTuple):
     """A computation for whose end others wait.
 
@@ -91,13 +112,13 @@ def maker(scene: Scene, run: int, step: int, until: float) -> Made | None:
     """The computation for whose end a gang was waited until some moment (seconds on the records'
     clock); None where that is not known."""
     ended, node, where, of, at = scene.waits.ahead(run)
-    flow = scene.flows.run(run)
     if abs(ended - until) > SAME:
-        made = makers(flow, step)
+        made = sources(scene, run, step)
         if not made:
             return None
-        of, at = run, max(made, key=lambda step: ended_at(scene, run, step))
-        node, where = flow[at].node, flow[at].slice
+        of, at = max(made, key=lambda key: ended_at(scene, *key))
+        stage = scene.flows.run(of)[at]
+        node, where = stage.node, stage.slice
     bound, gang = scene.machine.slices.get(where), scene.gangs.by_key.get((of, at))
     line = gang.line if gang else ""
     return Made(node, " and ".join(bound.islands) if bound else "", number(of, at), line)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.kernel.line_index import source
 from pathways_lab.notebook.scene.advice import advice, line_of
-from pathways_lab.notebook.scene.awaited import SAME, ahead, maker, makers, readers, wait_at
+from pathways_lab.notebook.scene.awaited import SAME, ahead, maker, sources, users, wait_at
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import NOBODY, number, parts
 from pathways_lab.notebook.scene.row_layout import short
@@ -24,7 +24,7 @@ from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, WAITS, Scene
 from pathways_lab.notebook.scene.spent import by_device, percents, spent
 from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.compiling import Making
-from pathways_lab.timeline.gangs import Gang
+from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Span, own
 from pathways_lab.timeline.text_table import TextTable
@@ -266,7 +266,7 @@ def _behind(scene: Scene, lane: Lane, wait: Bar) -> tuple[str, str, float] | Non
         for span in reversed(run.transfers):
             if span.host == lane.host and abs(span.end - wait.end) <= SAME:
                 moved = f"transfer of {size(float(span.args.get('nbytes', 0)))}"
-                made_by = _listed(scene, wait.run, makers(scene.flows.run(wait.run), span.step))
+                made_by = _listed(scene, sources(scene, wait.run, span.step))
                 told = f"{moved} from {span.args.get('source', '')}, results of {made_by[0]}"
                 return told, span.line, number(span.run, span.step)
     if cause == COMPILE and (node := scene.waits.compiled(wait.run, wait.end)):
@@ -330,29 +330,30 @@ def _near(
     scene: Scene, of: Gang | Span, before: str, after: str
 ) -> tuple[tuple[str, str], tuple[str, str], Links, tuple[tuple[float, float], ...]]:
     """The facts about computations before and after one, or a transfer, with links and arrows."""
-    flow, here = scene.flows.run(of.run), number(of.run, of.step)
-    made, read = makers(flow, of.step), readers(flow, of.step)
+    here = number(of.run, of.step)
+    made, read = sources(scene, of.run, of.step), users(scene, of.run, of.step)
     facts, links = [], []
-    for label, steps in ((before, made), (after, read)):
-        told, named = _listed(scene, of.run, steps)
+    for label, gangs in ((before, made), (after, read)):
+        told, named = _listed(scene, gangs)
         facts.append((label, told))
         links.append((label, named))
-    arrows = [(number(of.run, step), here) for step in made[-ARROWS:]]
-    arrows += [(here, number(of.run, step)) for step in read[:ARROWS]]
+    arrows = [(number(*gang), here) for gang in made[-ARROWS:]]
+    arrows += [(here, number(*gang)) for gang in read[:ARROWS]]
     return facts[0], facts[1], tuple(links), tuple(arrows)
 
 
-def _listed(
-    scene: Scene, run: int, steps: Sequence[int]
-) -> tuple[str, tuple[tuple[str, float], ...]]:
-    """Some steps of a run in words, and the names in them with their numbers."""
-    flow = scene.flows.run(run)
-    times = Counter(flow[step].node for step in steps)
+def _listed(scene: Scene, gangs: Sequence[GangKey]) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """Some gangs in words, and the names in them with their numbers."""
+    nodes = [scene.flows.run(run)[step].node for run, step in gangs]
+    times, apart = Counter(nodes), len({run for run, _ in gangs}) > 1
     named = [
-        (flow[step].node + f" (no. {step})" * (times[flow[step].node] > 1), number(run, step))
-        for step in steps[:NAMED]
+        (
+            node + (f" (run {own(run)})" if apart else f" (no. {step})") * (times[node] > 1),
+            number(run, step),
+        )
+        for node, (run, step) in zip(nodes[:NAMED], gangs, strict=False)
     ]
-    more = len(steps) - len(named)
+    more = len(gangs) - len(named)
     return ", ".join(name for name, _ in named) + f" and {more} more" * (more > 0), tuple(named)
 
 
