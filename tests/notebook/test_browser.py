@@ -463,9 +463,9 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
         "n => document.querySelector('.pathways-lab').pathwaysDocument"
         ".get_model_by_name('queues-rows').ticker.ticks.length === n"
     )
-    page.page.wait_for_function(rows, arg=2)
+    page.page.wait_for_function(rows, arg=3)  # that of the client, too
     page.page.mouse.click(x, y)
-    page.page.wait_for_function(rows, arg=3)
+    page.page.wait_for_function(rows, arg=4)
     page.page.keyboard.down("Shift")
     page.page.mouse.move(x + 80, y)
     page.page.mouse.down()
@@ -480,7 +480,7 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
     page.page.keyboard.press("Escape")
     assert page.page.locator(".pathways-lab-stretch").count() == 0
     page.page.keyboard.press("u")
-    page.page.wait_for_function(rows, arg=2)
+    page.page.wait_for_function(rows, arg=3)
     assert page.console == []
 
 

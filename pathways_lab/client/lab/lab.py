@@ -299,7 +299,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
 
         panels: names; none means islands, queues and utilisation, and above the queues
             heat where there are more than 64 hosts, and experts where rows go to some.
-        options: title, window (it looks back so many seconds; without it the last two steps of a
+        options: title, window (it looks back so many seconds; without it the last two runs of a
             program that repeats, or 20 seconds), origin (not further than that);
             of a lab that is gone ``replay=True``: live, with scrubber, zoom and clicks.
         """

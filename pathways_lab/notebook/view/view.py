@@ -54,7 +54,7 @@ class View:
     """Panels over a timeline, shown by a notebook as a live picture.
 
     panels: names; none means the usual four.
-    window: seconds that it looks back while it is live; None: the last two steps of a program
+    window: seconds that it looks back while it is live; None: the last two runs of a program
         that repeats, or :data:`WINDOW` seconds while none does.
     origin: time (records' clock) that the axis calls 0, and from which on the view
         shows what happened; None: the newest *window* seconds, on an axis that
