@@ -452,7 +452,8 @@ class View {
     for (const [from, to] of pairs.map((pair) => pair.map((gang) => bars.get(gang)))) {
       if (!from.length || !to.length) continue;
       const last = from.reduce((a, b) => (b.right > a.right ? b : a));
-      const first = to.reduce((a, b) => (Math.abs(b.y - last.y) < Math.abs(a.y - last.y) ? b : a));
+      const near = Array.isArray(chosen) ? chosen[1] : last.y; // the lane of a wait is where it ends
+      const first = to.reduce((a, b) => (Math.abs(b.y - near) < Math.abs(a.y - near) ? b : a));
       const bend = Math.max((first.left - last.right) / 2, (end - start) / 60);
       const [x0, x1] = [last.right, first.left];
       const arrow = { x0, x1, y0: last.y, y1: first.y, cx0: x0 + bend, cx1: x1 - bend };
