@@ -47,7 +47,7 @@ def test_the_card_tells_what_was_waited_for_and_who_makes_the_inputs() -> None:
     told = card(records, steps["fwd1"])
     # Submitted at 0, granted at 1 ms; fwd0 takes 40 ms from 4 ms on, and its bytes 10 ms.
     assert told["waited"] == (
-        "43 ms earlier computation (fwd0 on island0), 10 ms input transfer, 1 ms dispatch"
+        "43 ms earlier computation (behind fwd0 on island0), 10 ms input transfer, 1 ms dispatch"
     )
     assert told["inputs from"] == "fwd0"
     assert told["island"] == "island1", "a place among gangs and transfers says nothing to a reader"
@@ -66,7 +66,7 @@ def test_a_gang_whose_run_had_no_places_says_for_which_computation_they_were_wit
     picture.look(9.0)
     picture.do("choose", number(RUN + 1, 0))
     told = dict(picture.look(9.0)[1].chosen)["waited"]
-    assert told == "300 ms earlier computation (b on island1), 20 ms dispatch"
+    assert told == "300 ms earlier computation (behind b on island1), 20 ms dispatch"
 
 
 def test_an_arrival_has_a_card_of_what_moved_from_where_to_where() -> None:

@@ -158,7 +158,7 @@ def advice(scene: Scene, now: float) -> str:
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
             first, remedy = _CAUSES[cause]
-            called = client.program + (_lined(client.waited) or line_of(scene, client.program))
+            called = client.program + (lined(client.waited) or line_of(scene, client.program))
             tell = partial(_told, first.format(client.client, called), remedy, island, time)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
@@ -239,7 +239,7 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
     for bar in sorted(_newest(scene, start + scene.origin, "", kind), key=attrgetter("busy")):
         if ready := later(scene, bar.run, bar.step, bar.start):  # there, others wait for it
             remedy = (
-                f"call {ready.node}{_lined(ready.line) or line_of(scene, ready.node)} before"
+                f"call {ready.node}{lined(ready.line) or line_of(scene, ready.node)} before"
                 f" {bar.node} in the program: it has its inputs earlier, and computes meanwhile"
             )
     if uneven := _uneven(scene, times):
@@ -274,11 +274,12 @@ def line_of(scene: Scene, node: str) -> str:
     """The line of a node or a program that somebody should look at, in brackets."""
     names = ((what, (what.node, family(what.node), what.program)) for what in scene.catalogue)
     lines = [what.line for what, known in names if node in known and split(what.line)]
-    return _lined(lines[-1]) if lines else ""
+    return lined(lines[-1]) if lines else ""
 
 
-def _lined(line: str) -> str:
-    shown = source(line)
+def lined(line: str) -> str:
+    """A record's line in brackets, as much of it as a sentence has room for."""
+    shown = source(line) if split(line) else ""
     return f" (line {shown[:LINE]}{'…' * (len(shown) > LINE)})" if shown else ""
 
 
@@ -299,7 +300,7 @@ def _one_by_one(scene: Scene) -> RunSeen | None:
 
 
 def _compiling(making: Making) -> str:
-    line = _lined(making.line)
+    line = lined(making.line)
     return f"no device computes: hosts compile {making.name}{line}; {_CAUSES[COMPILE][1]}"
 
 

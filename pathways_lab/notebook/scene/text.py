@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.kernel.line_index import source
-from pathways_lab.notebook.scene.advice import advice, line_of
+from pathways_lab.notebook.scene.advice import advice, lined
 from pathways_lab.notebook.scene.awaited import SAME, ahead, maker, sources, users, wait_at
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import NOBODY, number, parts
@@ -253,15 +253,9 @@ def _place(scene: Scene, lane: Lane, bar: Bar) -> str:
 def _behind(scene: Scene, lane: Lane, wait: Bar) -> tuple[str, str, float] | None:
     """The thing that a wait was for, in words that begin with its name, its line, and the number of
     the gang or the transfer."""
+    cause, run = MARKS[wait.kind], scene.runs.get(wait.run)
     if wait.step < 0:
         return None
-    cause, run = MARKS[wait.kind], scene.runs.get(wait.run)
-    gang = scene.gangs.by_key.get((wait.run, wait.step))
-    until = wait.start if cause == REPORT else wait.end
-    if cause in (INPUT, REPORT) and (made := maker(scene, wait.run, wait.step, until)):
-        return made.told, made.line, made.gang
-    if cause == ORDER and gang is not None and (first := ahead(scene, gang, wait.end)):
-        return f"{first.node} of {first.client}", first.line, number(first.run, first.step)
     if cause == TRANSFER and run is not None:
         for span in reversed(run.transfers):
             if span.host == lane.host and abs(span.end - wait.end) <= SAME:
@@ -271,12 +265,27 @@ def _behind(scene: Scene, lane: Lane, wait: Bar) -> tuple[str, str, float] | Non
                 return told, span.line, number(span.run, span.step)
     if cause == COMPILE and (node := scene.waits.compiled(wait.run, wait.end)):
         return f"{node}, which was compiled", wait.line, NOBODY
-    if cause == TURN and (other := _instead(scene, wait)):
-        return f"{other.node} of {other.client}", other.line, number(other.run, other.step)
     if cause == MEMORY and lane.island in scene.used:
         held = scene.used[lane.island].levels(wait.end)[1]
         return f"{size(held[-1] if held else 0.0)} in use on {lane.island}", wait.line, NOBODY
-    return None
+    return _computation(scene, wait)
+
+
+def _computation(scene: Scene, wait: Bar) -> tuple[str, str, float] | None:
+    """The same, where that is a computation."""
+    cause, gang = MARKS[wait.kind], scene.gangs.by_key.get((wait.run, wait.step))
+    if cause in (INPUT, REPORT):
+        until = wait.start if cause == REPORT else wait.end
+        made = maker(scene, wait.run, wait.step, until) if wait.step >= 0 else None
+        return (made.told, made.line, made.gang) if made else None
+    first = None
+    if cause == ORDER and gang is not None:
+        first = ahead(scene, gang, wait.end)
+    elif cause == TURN:
+        first = _instead(scene, wait)
+    if first is None:
+        return None
+    return f"{first.node} of {first.client}", first.line, number(first.run, first.step)
 
 
 def _instead(scene: Scene, wait: Bar) -> Bar | None:
@@ -360,22 +369,22 @@ def _listed(scene: Scene, gangs: Sequence[GangKey]) -> tuple[str, tuple[tuple[st
 def _waited(scene: Scene, gang: Gang) -> str:
     """``"13 ms earlier computation, 2 ms dispatch"``: what the device waited for before it that
     waited longest."""
-    rows: dict[float, dict[str, float]] = {}
+    rows: dict[float, list[Bar]] = {}
     for bar in scene.waited.bars.items:
         if (bar.run, bar.step) == (gang.run, gang.step):
-            cause, causes = WAITS[bar.kind], rows.setdefault(bar.row, {})
-            if cause == INPUT and (made := maker(scene, gang.run, gang.step, bar.end)):
-                cause += f" ({made.told}{line_of(scene, made.node)})"
-            elif cause == ORDER and (first := ahead(scene, gang, bar.end)):
-                cause += f" (behind {first.node} of {first.client}{line_of(scene, first.node)})"
-            causes[cause] = causes.get(cause, 0.0) + bar.end - bar.start
-    most = max(rows.values(), key=lambda causes: sum(causes.values()), default={})
+            rows.setdefault(bar.row, []).append(bar)
+    causes: dict[str, float] = {}
+    for bar in max(rows.values(), key=lambda bars: sum(b.end - b.start for b in bars), default=[]):
+        behind = _computation(scene, bar)
+        about = f" (behind {behind[0]}{lined(behind[1])})" if behind else ""
+        cause = WAITS[bar.kind] + about
+        causes[cause] = causes.get(cause, 0.0) + bar.end - bar.start
     begun = min(gang.started.values(), default=math.inf)
     before = ahead(scene, gang, begun) if begun < math.inf else None
     if before and gang.granted is not None and before.end > gang.granted + SAME:
-        busy = f"behind {before.node or 'others'} in its own lane"
-        most = {**most, busy: before.end - gang.granted}
-    return ", ".join(f"{duration(most[c])} {c}" for c in sorted(most, key=lambda c: -most[c]))
+        causes[f"behind {before.node or 'others'} in its own lane"] = before.end - gang.granted
+    longest = sorted(causes, key=lambda cause: -causes[cause])
+    return ", ".join(f"{duration(causes[cause])} {cause}" for cause in longest)
 
 
 def _times(scene: Scene, gang: Gang) -> str:
