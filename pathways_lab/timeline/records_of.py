@@ -245,6 +245,7 @@ def _client_left(event: m.ClientLeft, registry: Registry) -> Event:
 
 
 def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
+    reads = tuple([buffer for buffer in event.inputs if buffer is not None][:FEW])
     return Event(
         "submitted",
         event.time,
@@ -252,8 +253,8 @@ def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
         args={
             "priority": event.priority,
             "plan": event.plan,
-            "reads": [buffer for buffer in event.inputs if buffer is not None][:FEW],
-            "makes": list(event.outputs[:FEW]),
+            **({"reads": reads} if reads else {}),
+            "makes": event.outputs[:FEW],
             **({"data": dict(event.data)} if event.data else {}),
             **({"waited": str(event.waited)} if event.waited.number else {}),
         },

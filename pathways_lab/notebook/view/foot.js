@@ -4,7 +4,7 @@
 const THUMB = 8; // pixels from an end of the scrubber to where its first moment is
 
 const HELP =
-  "Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
+  "A click on a bar, or into a gap between two, tells of it below. Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
   "n and p choose the next and the previous gang, u unfolds and folds lanes, w shows the last runs or the whole window, " +
   "t shows the picture as text, s saves it as a file, escape lets go and follows. " +
   "After a click the wheel zooms, until escape. Shift and a drag sum up a stretch of time.";
