@@ -165,6 +165,8 @@ def test_a_held_picture_says_so_and_the_way_back(head: Shown) -> None:
     """What runs goes on meanwhile, and its state with it."""
     head.show(state="running", status="3 of 5 gangs done", shares="busy 5 %")
     assert head.says("status") == "3 of 5 gangs done · busy 5 %"
+    explained = head.page.get_attribute(".pathways-lab-status", "title")
+    assert "one call of a compiled function" in (explained or "")
     head.show(state="running", at=9.391, status="3 of 5 gangs done", shares="busy 5 %")
     assert head.says("state") == "running"
     assert (head.says("behind"), head.says("status")) == ("held at 9.391 s; Esc goes on", "")

@@ -198,6 +198,20 @@ def test_calls_that_take_results_of_others_lead_to_these() -> None:
     assert first.arrows == ((number(1, 0), number(2, 1)), (number(1, 0), number(3, 1)))
 
 
+def test_a_place_that_was_withheld_for_another_computation_is_not_what_inputs_waited_for() -> None:
+    records = [
+        replace(r, time=0.05)
+        if isinstance(r, Event) and r.kind == "granted" and r.run == 2 else r
+        for r in calls("f", "g")
+    ]  # fmt: skip
+    place = ("island1", "island1/host0", (0, 1, 2, 3))
+    records += [
+        Event("submitted", 0.0, run=9, program="old"),
+        Span("gang", 0.0, 0.05, *place, 9, 0, "old", "old", args={"slice": 1}),
+    ]
+    assert dict(chosen(records, 0.2, 1.55).chosen)["behind"] == "f on island0"
+
+
 def test_a_program_of_several_computations_does_not_say_which_of_them_reads_what() -> None:
     records = calls("f", "g")
     two = [[False, "g", 1, 8, [], ""], [False, "h", 1, 8, [], ""]]
