@@ -11,6 +11,7 @@ from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.scene.awaited import client_waits, device_at, readers, wait_at
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.header import Header
+from pathways_lab.notebook.scene.scene import RUNS
 from pathways_lab.notebook.scene.text import NAMED, card, wait_card
 from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.timeline.flow import Stage
@@ -261,6 +262,19 @@ def test_a_client_that_waits_for_long_has_a_lane_with_its_line(ahead: bool) -> N
         "choices"
     ]
     assert max(layers["queues-clients"]["bottom"]) < plot.y[1]
+
+
+def test_a_client_whose_runs_are_too_many_has_its_lane_for_those_that_are_remembered() -> None:
+    cluster, end, many = Cluster(1), 0.0, 6 * RUNS
+    for n in range(1, many):
+        of: dict[str, Any] = {"run": n, "program": "p", "client": "kernel-1"}
+        cluster.records.append(Event("submitted", end, **of))
+        end = cluster.gang(0, n, 0, "p", "f", "", end, 0.01, end)
+        cluster.records.append(Event("finished", end, **of))
+    scene = picture(cluster.records, now=end).scene
+    assert len(scene.runs) < many / 5
+    assert sum(w.end - w.start for w in client_waits(scene, 0.0, end)["kernel-1"]) < 0.2 * end
+    assert "client" in PANELS["queues"](scene, end).groups.values()
 
 
 def test_a_client_that_waits_for_little_has_no_lane() -> None:

@@ -169,8 +169,13 @@ def _shown(scene: Scene) -> str:
 
 
 def _clients(scene: Scene, now: float) -> dict[str, list[ClientWait]]:
-    """The clients that wait for long, and from when to when: first that which waits longest."""
+    """The clients that wait for long, and from when to when: first that which waits longest.
+
+    Where runs are many, only the newest are remembered, and it is a share of their time.
+    """
     start, end = scene.elapsed(now)
+    known = min([run.submitted for run in scene.runs.values()], default=0.0) - scene.origin
+    start = min(max(start, known), end)
     waits = client_waits(scene, start, end)
     sums = {client: sum(w.end - w.start for w in each) for client, each in waits.items()}
     longest = sorted(sums, key=lambda client: -sums[client])[:CLIENTS]
