@@ -286,7 +286,7 @@ def test_causes_of_waiting_have_their_names_where_there_is_room() -> None:
     for x, text in zip(words["x"], words["text"], strict=True):
         if not text:
             continue
-        cause = INPUT if text.startswith("waits for ") else text
+        cause = INPUT if text.startswith(("waits for ", "for ")) else text
         of = (marks["kind"] == WAITS.index(cause)) & (marks["left"] <= x) & (x <= marks["right"])
         wide_enough = (marks["right"] - marks["left"]) * FRAME > wide(text)
         assert (of & wide_enough).any(), "it would lie on its neighbours"

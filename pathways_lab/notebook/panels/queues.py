@@ -269,18 +269,20 @@ def _causes(scene: Scene, marks: dict[str, Any], now: float, each: float) -> dic
     fits = _apart(_widest(room * named), middle, (left - start) / (end - start))
     runs = {own(run): run for run in scene.runs}
 
-    def word(n: int) -> str:
+    def words(n: int) -> tuple[str, ...]:
         run, step = parts(marks["gang"][n])
         made = kinds[n] == WAITS.index(INPUT) and run in runs
         until = float(marks["right"][n]) + scene.origin
         first = maker(scene, runs[run], step, until) if made else None
-        return f"waits for {first.node}" if first else MARKS[kinds[n]]
+        return (
+            (f"waits for {first.node}", f"for {first.node}", "") if first else (MARKS[kinds[n]], "")
+        )
 
     inward = np.where(kinds < len(WAITS) // 2, BESIDE, -BESIDE)
     return {
         "x": [float(left[n] + right[n]) / 2 for n in fits],
         "y": [float(middle[n] + inward[n]) for n in fits],
-        **_named([(word(n), float(room[n])) for n in fits]),
+        **_fitted([(words(n), float(room[n])) for n in fits]),
     }
 
 
@@ -297,9 +299,14 @@ def _words(scene: Scene, bars: dict[str, Any], now: float) -> dict[str, list[Any
     return {
         "x": [float(left[n] + right[n]) / 2 for n in fits],
         "y": [float(bars["top"][n] + bars["bottom"][n]) / 2 for n in fits],
-        **_named([(names[bars["what"][n]], float(room[n])) for n in fits]),
+        **_fitted([(_names(names[bars["what"][n]]), float(room[n])) for n in fits]),
         "ink": [ink_on(PAINTS[bars["paint"][n]]) for n in fits],
     }
+
+
+def _names(name: str) -> tuple[str, ...]:
+    """Where a name does not fit, its function's may."""
+    return name, family(name), ""
 
 
 def _widest(room: NDArray[np.float64]) -> list[int]:
@@ -317,15 +324,9 @@ def _apart(fits: list[int], rows: NDArray[np.float64], begin: NDArray[np.float64
     return [*{(float(rows[n]), round(90 * float(begin[n]))): n for n in fits}.values()]
 
 
-def _named(words: list[tuple[str, float]]) -> dict[str, list[Any]]:
-    """Words, each with the share of the width that it has room for: a page shows those that fit
-    there, a picture those that fit into its usual width.  Where a name does not, its function's
-    may."""
-    return _fitted([((word, family(word), ""), room) for word, room in words])
-
-
 def _fitted(words: list[tuple[tuple[str, ...], float]]) -> dict[str, list[Any]]:
-    """The same of words that may be told in several ways, the longest first."""
+    """Words in several ways, the longest first, each with the share of the width that it has room
+    for: a page shows those that fit there, a picture those that fit into its usual width."""
     return {
         "text": [
             next(word for word in each if not word or wide(word, bold=True) + 6 < room * FRAME)

@@ -126,7 +126,7 @@ const LANE =
   "A lane is devices that do alike; s1 is slice 1, a mesh of devices that functions are placed on. " +
   "A click unfolds the lane, or folds it again.";
 const WAITS = ["queues-waits", "queues-waits-open"];
-const HIGH = [-0.4, 0.3]; // of a bar, in lanes from the middle of its own
+const HIGH = [-0.62, 0.34]; // of a wait and its name, in lanes from the middle of its own
 
 const SPEED = 600; // pixels of the wheel that zoom by a factor of e
 const MARGINS = 258; // pixels beside the drawing area: LEFT and RIGHT of plot.py
