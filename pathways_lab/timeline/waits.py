@@ -13,8 +13,9 @@ Rule for maintainers: the parts of a gap add up to the gap, to the last float
 obstacle explains is dispatch: the time that our own machinery takes.  So a place
 that is granted late is no obstacle of its own: the control plane withholds it while
 something else is awaited, and only the rest of the time is its work.  The last
-computation that had ended on the slices of a run before it had its first places counts as the
-one that they were withheld for, and the time from its end until they came as that of its report:
+computation that had ended on the slices of a run before it had its first places, or for which those
+of a run whose results it reads were withheld, counts as the one that its own were withheld for,
+and the time from its end until they came as that of its report:
 records do not say when a host told of an end, but places come when the control plane hears of it.
 Later places of a run may come late for any of its ends, so that none of these is named.
 
@@ -158,7 +159,7 @@ class _Run:
 
     first: when it had its first places.  places: the slices that have these.  ahead: the last
     computation that had ended there before, once a gang of the run is folded: until then a slow
-    host may tell of a later one.  arrived: transfers by host and step.
+    host may tell of a later one.  arrived: transfers by host and step.  over: the last known end.
     """
 
     submitted: float = float("-inf")
@@ -169,6 +170,7 @@ class _Run:
     compiling: list[tuple[float, float]] | None = None
     hosts: set[str] = field(default_factory=set)
     ended: StepTimes = field(default_factory=StepTimes)
+    over: float = float("-inf")
     arrived: dict[str, dict[int, Span]] = field(default_factory=dict)
 
     def placed(self, time: float, slices: Iterable[int]) -> None:
@@ -252,6 +254,7 @@ class Waits:
             cut = np.clip(inputs, when.end[:-1], when.start[1:])
         run.hosts.add(row.host)
         run.ended.add_many(row.step, when.end)
+        run.over = max(run.over, float(when.end[-1]))
         for at in range(max(0, row.count - LAST), row.count):
             gang_of = row.run, row.step + at
             self._end(about.slice, gang_of, float(when.end[at]), row.about(at).node)
@@ -261,18 +264,22 @@ class Waits:
 
     def ahead(self, run: int) -> Ended:
         """The computation until whose end a run had no places, as far as is remembered."""
-        return self._ahead(self._runs[run]) if run in self._runs else _NEVER
+        return self._ahead(run, self._runs[run]) if run in self._runs else _NEVER
 
-    def _ahead(self, run: _Run) -> Ended:
+    def _ahead(self, number: int, run: _Run) -> Ended:
         if run.ahead is not None:
             return run.ahead
         before = [
-            Ended(min(end, run.first), node, s, *gang)
+            Ended(end, node, s, *gang)
             for s in run.places
             for gang, (end, node) in self._ended.get(s, {}).items()
-            if end < run.first + SKEW
         ]
-        return max(before, default=_NEVER)
+        for maker in self._flows.before(number):
+            if maker in self._runs and (ahead := self._runs[maker].ahead) is not None:
+                before.append(ahead)
+        known = [each for each in before if each.time < run.first + SKEW]
+        found = max(known, default=_NEVER)
+        return found._replace(time=min(found.time, run.first))
 
     def _end(self, slice_id: int, gang: tuple[int, int], time: float, node: str) -> None:
         """A gang has ended on a host.  The newest gangs are kept, by their numbers: so rows tell as
@@ -375,6 +382,7 @@ class Waits:
             yield devices, Wait(cause, start, end, span)
         run.hosts.add(span.host)
         run.ended.add(span.step, span.end)
+        run.over = max(run.over, span.end)
         self._end(int(span.args.get("slice", -1)), (span.run, span.step), span.end, span.node)
         self._held(span.host, _Held(span.devices, (span.start,), (span.end,)))
 
@@ -397,7 +405,7 @@ class Waits:
             free[lane] = max(since, end)
         obstacles: tuple[tuple[str, float, float], ...] = ()
         if gaps:
-            run.ahead = self._ahead(run)
+            run.ahead = self._ahead(gang.run, run)
             obstacles = tuple(_reported(run, list(self._obstacles(gang, run, start))))
         whole = len(lanes) < len(gang.devices)
         for (since, until), of in gaps.items():
@@ -444,7 +452,7 @@ class Waits:
         yield from ((cause, begun, end) for cause, end in more)
         if run.admitted is not None:
             yield run.admitted
-        yield INPUT, begin, self._ahead(run).time
+        yield INPUT, begin, self._ahead(gang.run, run).time
         flow, arrived = self._flows.run(gang.run), run.arrived.get(gang.host, {})
         arrivals: list[Span | None]
         if gang.step < len(flow):
@@ -458,6 +466,10 @@ class Waits:
                 yield INPUT, begun, arrival.start
         for end in ends:
             yield INPUT, begun, end
+        for maker in self._flows.before(gang.run):
+            # No place would have helped: the run has waited for its results since it was submitted.
+            if maker in self._runs and self._runs[maker].over <= start:
+                yield INPUT, begin, self._runs[maker].over
         if self._last_compiled > begin:
             for since, until in self._compiling(gang.run, run):
                 yield COMPILE, since, until

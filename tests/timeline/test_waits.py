@@ -361,3 +361,19 @@ def test_places_in_columns_are_places_one_by_one():
     for record in window.records():
         single_.add(record, [])
     assert columns.granted == single_.granted == {0: 2.0, 3: 2.0, 6: 2.0, 9: 2.0}
+
+
+def test_a_run_that_reads_results_of_another_waits_for_it_and_not_for_its_own_place():
+    """Its place is withheld until that run has one: nothing that the lab could hurry."""
+    made = [
+        Event("submitted", 0.0, run=1, program="f", args={"makes": (8,)}),
+        Event("submitted", 0.1, run=2, program="g", args={"reads": (8,), "makes": (9,)}),
+        Event("granted", 0.2, "i", run=1, step=0, args={"slice": 1}),
+        Span("gang", 0.2, 1.0, "i", "i/h", (0,), 1, 0, "f", "f", args={"slice": 1}),
+        Event("granted", 0.9, "j", run=2, step=0, args={"slice": 2}),
+        Span("gang", 1.1, 2.0, "j", "j/h", (0,), 2, 0, "g", "g", args={"slice": 2}),
+    ]
+    found = queries.waits(made, 0.0, 2.0)[Lane("j", "j/h", 0)]
+    assert found == [
+        (NOTHING, 0.0, 0.1), (INPUT, 0.1, 1.0), (DISPATCH, 1.0, 1.1), (RUNNING, 1.1, 2.0)
+    ]  # fmt: skip
