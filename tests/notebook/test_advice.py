@@ -129,6 +129,23 @@ def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead, 
     assert said.startswith("starting computations takes the lab long: ") == ahead
 
 
+@pytest.mark.parametrize("pause", [0.3, 3.0])
+def test_a_loop_that_comes_late_with_its_calls_is_told_to_have_inputs_made_meanwhile(pause):
+    """A person who runs a cell now and then is no loop."""
+    cluster, at = Cluster(islands=2), 0.0
+    for n in range(12):
+        program = ("fit", "score")[n % 2]
+        of = {"program": program, "client": "kernel-1"}
+        at += pause * (program == "fit")
+        cluster.records.append(Event("submitted", at, run=n + 1, **of))
+        at = cluster.gang(n % 2, n + 1, 0, program, program, LINE, at + 0.01, 0.1, at)
+        cluster.records.append(Event("finished", at, run=n + 1, **of))
+    found = Scene(0.0, 20.0)
+    found.add(sorted(cluster.records, key=known_order), at)
+    late = advice(found, at).startswith("kernel-1 takes long to call fit (line 7 of cell.py: y = ")
+    assert late == ("lab.feed(make) does" in advice(found, at)) == (pause < 1.0)
+
+
 def test_time_that_is_to_come_is_not_counted():
     """A window that stands has room for the rest of a step."""
     cluster, at = Cluster(), 0.0

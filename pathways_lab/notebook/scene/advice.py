@@ -7,8 +7,8 @@ Rule for maintainers: one sentence at most, of the largest cause in what is show
 where all waiting is below :data:`WORTH` but for a host that is late: its client waits for it and
 asks others for nothing.  The cause is named first, then who waits for it, with all of the time of
 its devices.  A line is that which is to be changed.  Devices that nobody asked for anything need no
-advice, unless their client waits for each call, and devices that compute hear that waiting is no
-matter.
+advice, unless their client waits for each call or comes late with the calls of a loop, and devices
+that compute hear that waiting is no matter.
 
 Paper: section 5.1 (dispatch overheads), section 5.2 (several clients), section 5.3 (pipelines).
 """
@@ -118,6 +118,12 @@ _CAUSES = {
 }
 """By cause, the words for what holds devices up, and a remedy."""
 
+_COMES_LATE = (
+    "{} takes long to call {} again",
+    "have inputs made while devices compute, as lab.feed(make) does, or make calls ahead",
+)
+"""The same where devices of all islands have nothing to do."""
+
 _OVERLAP = TRANSFER, DISPATCH, INPUT
 """The causes of waiting during which another call may compute."""
 
@@ -140,6 +146,12 @@ def advice(scene: Scene, now: float) -> str:
         if share > WORTH
     ]
     slow = ""
+    if times and not client and (calls := _calls(scene)):
+        island = min(times, key=lambda island: times[island].nothing)
+        called = calls.program + line_of(scene, calls.program)
+        first, remedy = _COMES_LATE[0].format(calls.client, called), _COMES_LATE[1]
+        if (idle := settled[island].nothing) > WORTH:
+            found.append((idle, partial(_told, first, remedy, island, times[island])))
     for island, time in times.items():
         lately = settled[island]
         host, by = _latest(scene, behind, end - start, island)
@@ -297,6 +309,22 @@ def _one_by_one(scene: Scene) -> RunSeen | None:
         if not waited:
             return None
     return runs[-1]
+
+
+def _calls(scene: Scene) -> RunSeen | None:
+    """Of a client that runs a loop, the run before which it makes no calls for longest.
+
+    A loop runs the same program :data:`CALLS` times with short pauses.
+    """
+    known = [run for run in scene.runs.values() if 0 <= run.submitted < math.inf]
+    newest = sorted(known, key=lambda run: run.submitted)[-4 * CALLS :]
+    pauses = [(after.submitted - before.end, after.run) for before, after in pairwise(newest)]
+    if not pauses:
+        return None
+    late = scene.runs[max(pauses)[1]]
+    runs = [run for run in newest if (run.client, run.program) == (late.client, late.program)]
+    short = all(after.submitted < before.end + PAUSE for before, after in pairwise(runs[-CALLS:]))
+    return late if short and len(runs) >= CALLS else None
 
 
 def _compiling(making: Making) -> str:
