@@ -1,11 +1,12 @@
 """Jupyter server extension: BokehJS, and the labs of this user, under the server's own address.
 
-Problem: a live view needs BokehJS in the page, and JupyterLab's side panel needs
-to know what runs.  A kernel answers when the running cell has ended, which is
+Problem: a live view needs BokehJS in the page, a saved one its script too, and JupyterLab's side
+panel needs to know what runs.  A kernel answers when the running cell has ended, which is
 exactly too late, and a browser may be on another machine, behind a hub, with no
 outside line.  Jupyter's server is never busy and always reachable::
 
     <base_url>/pathways-lab/bokehjs/bokeh.min.js     scripts of the installed Bokeh
+    <base_url>/pathways-lab/view/live.js             the script of live views, for saved ones
     <base_url>/pathways-lab/labs                     names of this user's labs, as JSON
     <base_url>/pathways-lab/labs/<name>/pathways     pages of one of them
 
@@ -33,6 +34,9 @@ VARIABLE = "PATHWAYS_LAB_BOKEHJS_ROUTE"
 """Tells kernels the route, without a slash at its end."""
 
 
+VIEW = "pathways-lab/view/"
+"""The same for the script of live views and their style."""
+
 LABS = "pathways-lab/labs"
 """Below the server's base URL: the list; with a lab's name and a path behind it, its pages."""
 
@@ -46,11 +50,16 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 
 def bokehjs_folder() -> Path | None:
-    """The folder of the installed Bokeh's scripts, found without importing Bokeh."""
-    spec = importlib.util.find_spec("bokeh")
+    """The folder of the installed Bokeh's scripts."""
+    return _folder_with("bokeh", "server/static/js", "bokeh.min.js")
+
+
+def _folder_with(package: str, below: str, file: str) -> Path | None:
+    """The folder of an installed package that has *file*, found without importing anything."""
+    spec = importlib.util.find_spec(package)
     for root in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(root).resolve() / "server" / "static" / "js"
-        if (folder / "bokeh.min.js").is_file():
+        folder = Path(root).resolve() / below
+        if (folder / file).is_file():
             return folder
     return None
 
@@ -66,7 +75,20 @@ def _load_jupyter_server_extension(server: Any) -> None:
     page = url_path_join(pages, r"(pwlab-\w+)/(.+)")
     server.web_app.add_handlers(".*$", [(pages, LabsHandler), (page, PageHandler)])
     os.environ[PAGES_VARIABLE] = pages
+    _serve_view(server, base)
     _serve_bokehjs(server, base)
+
+
+def _serve_view(server: Any, base: str) -> None:
+    folder = _folder_with("pathways_lab", "notebook/view", "live.js")
+    if folder is None:
+        return  # the lab is in another environment, and saved pictures are static
+    from jupyter_server.utils import url_path_join
+
+    from pathways_lab_server.handler import ViewHandler
+
+    pattern = url_path_join(base, VIEW, r"live\.(js|css)")
+    server.web_app.add_handlers(".*$", [(pattern, ViewHandler, {"folder": folder})])
 
 
 def _serve_bokehjs(server: Any, base: str) -> None:

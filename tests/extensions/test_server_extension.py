@@ -26,6 +26,7 @@ import pytest
 from pathways_lab_server.labs import KERNELS, SOCKET
 
 from pathways_lab.notebook.dashboard import kernels
+from pathways_lab.notebook.view.live import LiveFigures
 from pathways_lab.runtime.cluster import dashboard_socket
 from pathways_lab.transport.addresses import private_folder
 from tests.runtime.mutate import Mutator
@@ -115,6 +116,17 @@ def test_a_stranger_is_refused_and_not_redirected(server):
     status, body, _ = get(f"{server}pathways-lab/bokehjs/bokeh.min.js", token=None)
     assert status == 403
     assert len(body) < 20_000
+
+
+@pytest.mark.parametrize("kind", ["js", "css"])
+def test_the_script_of_live_views_is_the_one_that_widgets_bring(server, kind):
+    status, body, headers = get(f"{server}pathways-lab/view/live.{kind}")
+    assert status == 200
+    assert body.decode() == str(LiveFigures._esm if kind == "js" else LiveFigures._css)
+    assert headers["Content-Type"].startswith({"js": "text/javascript", "css": "text/css"}[kind])
+    assert headers["Cache-Control"] == "no-cache"
+    assert get(f"{server}pathways-lab/view/live.{kind}", token=None)[0] == 403
+    assert get(f"{server}pathways-lab/view/page.{kind}")[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -274,7 +286,8 @@ def test_without_bokeh_the_server_starts_and_says_so(monkeypatch):
 def test_no_request_is_a_fault_of_the_server(server, lab):
     """Whatever is asked for, and however: it is answered, and not with an error of ours."""
     mutator = Mutator(random.Random(0))
-    known = ["labs", f"labs/{lab.name}/pathways", f"labs/{lab.name}/feed", "bokehjs/bokeh.min.js"]
+    known = ["labs", f"labs/{lab.name}/pathways", f"labs/{lab.name}/feed", "bokehjs/bokeh.min.js",
+             "view/live.js"]  # fmt: skip
     statuses = set()
     for _ in range(150):
         path = str(mutator.value(mutator.rng.choice(known))).encode(errors="replace")

@@ -27,11 +27,14 @@ NOTEBOOK = "pathways_lab/notebook/"
 PANEL = "extensions/labextensions/pathways-lab/static/panel.js"
 BROWSER = "tests/notebook/test_browser.py::"
 RELOAD = BROWSER + "test_a_second_view_and_a_reload_in_mid_run_show_the_present"
-KEPT = BROWSER + "test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture"
+SAVED = "tests/notebook/test_browser_saved.py::"
+KEPT = SAVED + "test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture"
+FROZEN = SAVED + "test_the_frozen_picture_needs_no_kernel"
 FOUND = BROWSER + "test_it_moves_and_all_is_found_again_while_a_cell_spins"
 PROGRAM = "tests/notebook/test_browser_lab.py::test_a_program_moves_prints_fails_and_freezes"
 HEAD = "tests/notebook/test_browser_head.py::"
 HOLD = BROWSER + "test_a_held_picture_stands_and_then_shows_the_present"
+LIVELY = "extensions/labextensions/pathways-lab/static/saved.js"
 PANEL_TESTS = "tests/notebook/test_browser_panel.py::"
 PLUGIN = "extensions/labextensions/pathways-lab/static/plugin.js"
 PAGES = "tests/notebook/test_browser_lab.py::test_panel_and_pages_move_while_the_kernel_is_busy"
@@ -88,9 +91,9 @@ ALL = (
     ),
     Broken(
         "theme: not painted again", NOTEBOOK + "view/page.js",
-        "if (!this.document || this.feed.frozen) return;\n    this.foot.draw",
+        "if (!this.document || this.feed.frozen) return;\n    this.frame",
         "if (this.once || !this.document || this.feed.frozen) return;\n"
-        "    this.once = true;\n    this.foot.draw",
+        "    this.once = true;\n    this.frame",
         BROWSER + "test_it_follows_the_theme",
     ),
     Broken(
@@ -268,7 +271,48 @@ ALL = (
     ),
     Broken(
         "saved picture: its ground is white in the dark", NOTEBOOK + "draw/svg.py",
-        "@media(prefers-color-scheme:dark)", "@media(prefers-color-scheme:none)", RELOAD,
+        "@media(prefers-color-scheme:dark)", "@media(prefers-color-scheme:none)", FROZEN,
+    ),
+    Broken(
+        "saved picture: nothing brings it to life", LIVELY,
+        "registry.addFactory(factory, RANK);", "", FROZEN,
+    ),
+    Broken(
+        "saved picture: one that cannot be read shows nothing", LIVELY,
+        'this.node.innerHTML = data["text/html"] ?? "";', "", FROZEN,
+    ),
+    Broken(
+        "saved picture: the data of strangers come to life", LIVELY, "safe: false", "safe: true",
+        FROZEN,
+    ),
+    Broken(
+        "saved picture: a click tells nothing", NOTEBOOK + "view/live.js",
+        "chosen: view.about(value)", "chosen: []", FROZEN,
+    ),
+    Broken(
+        "saved picture: the wheel is the page's", NOTEBOOK + "view/page.js",
+        "    const view = this.wheels && this.timed();", "    const view = null;", FROZEN,
+    ),
+    Broken(
+        "saved picture: a double click does nothing", NOTEBOOK + "view/page.js",
+        '    this.body.addEventListener("dblclick", () => this.resting && this.follow());\n', "",
+        FROZEN,
+    ),
+    Broken(
+        "saved picture: the scrubber stands", NOTEBOOK + "view/page.js",
+        "    if (this.feed.saved) this.foot.stand((shown[0] + shown[1]) / 2);\n", "", FROZEN,
+    ),
+    Broken(
+        "saved picture: arrows go nowhere", NOTEBOOK + "view/live.js",
+        "view.go(value ?? this.header.moments[1]);", "value;", FROZEN,
+    ),
+    Broken(
+        "saved picture: times are coarse", NOTEBOOK + "view/saved.py", "PARTS = 2.0**20",
+        "PARTS = 2.0**6", "tests/notebook/test_saved.py::test_a_page_gets_of_it_what_it_got_live",
+    ),
+    Broken(
+        "saved picture: too large", NOTEBOOK + "view/frozen.py", "if _size(bundle) <= WHOLE:",
+        "if True:", "tests/notebook/test_saved.py::test_it_is_small_whatever_happened",
     ),
     Broken(
         "outside request of a view", NOTEBOOK + "view/live.js",

@@ -35,6 +35,49 @@ LiveFigures._received = lambda *_: None
 """
 """Kernels that have one thread for all hear nothing of a page while a cell runs."""
 
+FEED = """
+import os, threading, time
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Span
+from pathways_lab.notebook.view.view import View
+from tests.notebook.synthetic import Cluster, play, training
+log = Timeline()
+feed = play(log, training({steps}, hosts={hosts}, devices=2))
+stop, done = threading.Event(), threading.Event()
+over = lambda: "" if feed.is_alive() and not done.is_set() else "finished"
+panels = "islands", "order", "queues", "utilisation"
+view = View(log, panels, title="train", origin=log.clock(), ended=over, cancel=stop.set)
+view.show()
+"""
+
+SPIN = """
+end = time.monotonic() + {seconds}
+while time.monotonic() < end and not stop.is_set():
+    tick = time.monotonic() + 0.1
+    if os.path.exists("seen"):
+        time.sleep(0.1)  # the cell goes on, at no cost
+    while time.monotonic() < tick:
+        pass
+print("cancelled" if stop.is_set() else "spun to the end")
+"""
+
+SHOWN = """() => {
+  const d = document.querySelector('.pathways-lab').pathwaysDocument;
+  const { start, end } = d.get_model_by_name('time');
+  const { left } = d.get_model_by_name('queues-bars').data;
+  return [start, end, left[0]];
+}"""
+"""What the axis of time of a page's first view covers, and where its first bar begins."""
+
+LONG = 300
+"""Training steps, and seconds, of which no test sees the end."""
+
+
+def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
+    """A cell that shows *steps* training steps of 0.65 s, and then spins."""
+    text = FEED.format(steps=steps, hosts=hosts)
+    return text + SPIN.format(seconds=spin) if spin else text
+
 
 def chromium() -> str | None:
     """The browser of this machine, or None."""
@@ -132,6 +175,14 @@ class Lab:
     def read(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.work / name).read_text())
         return found
+
+    def trust(self, name: str) -> None:
+        """Sign a notebook, as somebody does who trusts it."""
+        import nbformat  # here: it takes seconds, of every process that looks for tests
+        from nbformat.sign import NotebookNotary
+
+        read = nbformat.read(self.work / name, as_version=4)
+        NotebookNotary(data_dir=str(self.folder / "data_dir")).sign(read)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -261,8 +312,10 @@ class Page:
         return "*" in (prompts[cell].text_content() or "")
 
     def wait_for_view(self, timeout: float = 60.0) -> None:
+        """Until a live view is there, and no saved picture of one any more."""
         self.page.wait_for_function(
-            "() => !!document.querySelector('.pathways-lab')?.pathwaysDocument",
+            "() => !!document.querySelector('.pathways-lab')?.pathwaysDocument"
+            " && !document.querySelector('.pathways-lab[data-shown=saved]')",
             timeout=1000 * timeout,
         )
 
@@ -306,6 +359,12 @@ class Page:
     def click_mark(self, panel: str, layer: str) -> float:
         """Hold the picture, click the middle of a layer's newest mark; the mark's gang."""
         self.page.click(".pathways-lab-button:has-text('pause')")
+        x, y, gang = self.newest_mark(panel, layer)
+        self.page.mouse.click(x, y)
+        return gang
+
+    def newest_mark(self, panel: str, layer: str) -> tuple[float, float, float]:
+        """The middle of a layer's newest mark, in sight, and its gang."""
         self.page.evaluate("() => document.querySelector('.pathways-lab').scrollIntoView()")
         self.page.wait_for_timeout(300)
         x, y, gang = self.page.evaluate(
@@ -325,8 +384,7 @@ class Page:
             }""",
             [panel, layer],
         )
-        self.page.mouse.click(x, y)
-        return float(gang)
+        return float(x), float(y), float(gang)
 
     def scrubber(self) -> list[str]:
         """The last moment that the scrubber covers, and where it stands."""
@@ -446,6 +504,15 @@ class Page:
     def wait_for_picture(self, timeout: float = 60.0) -> None:
         """Until a frozen picture is there and has really been drawn."""
         wait_for_picture(self.page, timeout)
+
+    def wait_for_saved(self, count: int = 1, timeout: float = 60.0) -> None:
+        """Until so many pictures that the notebook keeps have come to life."""
+        self.page.wait_for_function(
+            "n => [...document.querySelectorAll('.pathways-lab[data-shown=saved]')]"
+            ".filter(view => view.pathwaysDocument).length >= n",
+            arg=count,
+            timeout=1000 * timeout,
+        )
 
     def shutdown(self) -> None:
         """End the kernel of the open notebook."""

@@ -10,17 +10,25 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.notebook.jupyter import DEAF, Lab, Page, chromium, grows, newest, wait_for_picture
+from pathways_lab.notebook.view.saved import MIME
+from tests.notebook.jupyter import (
+    DEAF,
+    FEED,
+    LONG,
+    SHOWN,
+    Lab,
+    Page,
+    chromium,
+    feed,
+    grows,
+    newest,
+)
 from tests.runtime.processes import until
 
 pytestmark = [
@@ -28,32 +36,8 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine"),
 ]
 
-FEED = """
-import os, threading, time
-from pathways_lab.timeline.log import Timeline
-from pathways_lab.timeline.records import Span
-from pathways_lab.notebook.view.view import View
-from tests.notebook.synthetic import Cluster, play, training
-log = Timeline()
-feed = play(log, training({steps}, hosts={hosts}, devices=2))
-stop, done = threading.Event(), threading.Event()
-over = lambda: "" if feed.is_alive() and not done.is_set() else "finished"
-panels = "islands", "order", "queues", "utilisation"
-view = View(log, panels, title="train", origin=log.clock(), ended=over, cancel=stop.set)
-view.show()
-"""
-
-SPIN = """
-end = time.monotonic() + {seconds}
-while time.monotonic() < end and not stop.is_set():
-    tick = time.monotonic() + 0.1
-    if os.path.exists("seen"):
-        time.sleep(0.1)  # the cell goes on, at no cost
-    while time.monotonic() < tick:
-        pass
-print("cancelled" if stop.is_set() else "spun to the end")
-"""
-
+SERVED = """() => performance.getEntriesByType('resource')
+  .some(({ name }) => name.includes('/pathways-lab/bokehjs/'))"""
 COMPILES = """
 from pathways_lab.timeline.records import Event
 args = dict(function="f", slice=0, waiting=4)
@@ -64,14 +48,7 @@ log.extend([
 STUCK = "view._painter._lock.acquire()"
 """A function begins to be compiled, and then nothing is drawn any more."""
 
-BODY, LONG = ".pathways-lab-body", 300
-"""The figures; training steps, and seconds, of which no test sees the end."""
-
-
-def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
-    """A cell that shows *steps* training steps of 0.65 s, and then spins."""
-    text = FEED.format(steps=steps, hosts=hosts)
-    return text + SPIN.format(seconds=spin) if spin else text
+BODY = ".pathways-lab-body"
 
 
 def test_without_the_server_route_a_busy_kernel_brings_the_script(page: Page, lab: Lab) -> None:
@@ -125,7 +102,7 @@ def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab:
         page.command("docmanager:save")
         outputs = [c["outputs"][-1] for c in lab.read("late.ipynb")["cells"][:2]]
         told = [(set(o["data"]), "view" in o["metadata"]["pathways_lab"]) for o in outputs]
-        return told == [({"text/html", "text/plain"}, not last)] * 2
+        return told == [({"text/html", "text/plain", MIME}, not last)] * 2
 
     until(same)
     shown = sum(page.source("queues-bars", "count"))
@@ -133,86 +110,12 @@ def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab:
     page.load("late.ipynb")
     page.wait_for_view()
     grows(page)
-    assert page.attribute("data-scripts") == "server", "the page has forgotten all"
+    assert page.page.evaluate(SERVED), "the page has forgotten all"
     assert sum(page.source("queues-bars", "count")) >= shown, "the past must be there again"
     # The kernel's own update of the output does not reach a page that was opened late.
     page.run_cell(2)
-    page.wait_for_picture()
-    for theme in ("Dark", "Light"):  # a saved picture brings its own ground, as dark as the page
-        page.command("apputils:change-theme", theme=f"JupyterLab {theme}")
-        until(lambda: page.legible()[1] == (theme == "Dark"))  # noqa: B023
-        assert page.legible()[0] >= 7.0
-
+    page.wait_for_saved()
     until(lambda: kept(last=True))
-
-
-def test_the_frozen_picture_needs_no_kernel(
-    browser: Any, page: Page, lab: Lab, tmp_path: Path
-) -> None:
-    page.begin("frozen.ipynb", feed(2, spin=0.5))
-    page.command("notebook:run-all-cells")
-    page.wait_for_picture()
-
-    def frozen() -> bool:
-        page.command("docmanager:save")
-        outputs = lab.read("frozen.ipynb")["cells"][0]["outputs"]
-        return bool(outputs) and "text/html" in outputs[0]["data"]
-
-    until(frozen)  # some time after the last picture
-    page.put_away()
-    saved = lab.read("frozen.ipynb")
-    output = saved["cells"][0]["outputs"][0]
-    assert set(output["data"]) == {"text/html", "text/plain"}
-    assert len(json.dumps(output)) <= 100_000
-    facts = output["metadata"]["pathways_lab"]
-    assert (facts["computations"], facts["transfers"]) == (2 * 2 * 9 * 2, 2 * 8 * 2)
-    # A copy is a notebook that nobody has signed: untrusted.
-    (lab.work / "copy.ipynb").write_text(json.dumps(saved).replace("finished", "finished "))
-    for name in ("frozen.ipynb", "copy.ipynb"):
-        page.open(name)
-        page.wait_for_picture()
-        assert page.page.query_selector(".pathways-lab") is None
-        page.screenshot(tmp_path / f"{name}.png")
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level=ERROR"]
-    subprocess.run([*command, "frozen.ipynb"], cwd=lab.work, check=True, timeout=120)
-    # nbconvert's own template wants formulas from a network; the picture must not need it.
-    plain = browser.new_page()
-    plain.route(re.compile("^http"), lambda route: route.abort())
-    plain.goto((lab.work / "frozen.html").as_uri())
-    wait_for_picture(plain)
-    plain.close()
-
-
-def test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture(
-    browser: Any, page: Page, lab: Lab, tmp_path: Path
-) -> None:
-    page.show("open.ipynb", feed(), "view")
-    grows(page)
-
-    def kept() -> list[dict[str, Any]]:
-        page.command("docmanager:save")
-        cells = lab.read("open.ipynb")["cells"][:2]
-        return [each for cell in cells for each in cell["outputs"] if "text/html" in each["data"]]
-
-    until(lambda: len(kept()) == 2)
-    grows(page)  # the view goes on: what was saved is not what is shown
-    assert page.page.locator(".pathways-lab").count() == 2
-    assert page.console == []
-    page.command("notebook:move-cell-up")
-    page.page.wait_for_function("() => document.querySelectorAll('.pathways-lab').length === 2")
-    assert len(kept()) == 2
-    page.open("open.ipynb")  # without the kernel that it had
-    page.wait_for_picture()
-    page.screenshot(tmp_path / "kept.png")
-    text = page.page.inner_text(".jp-Notebook")
-    assert "model not found" not in text
-    assert "Loading widget" not in text
-    assert page.page.locator(".pathways-lab").count() == 0
-    for output in kept():
-        assert set(output["data"]) == {"text/html", "text/plain"}
-        assert len(json.dumps(output)) <= 100_000
-        facts = output["metadata"]["pathways_lab"]
-        assert facts["computations"] > 0
 
 
 def test_a_held_picture_stands_and_then_shows_the_present(page: Page) -> None:
@@ -484,12 +387,6 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
     assert page.console == []
 
 
-SHOWN = """() => {
-  const d = document.querySelector('.pathways-lab').pathwaysDocument;
-  const { start, end } = d.get_model_by_name('time');
-  const { left } = d.get_model_by_name('queues-bars').data;
-  return [start, end, left[0]];
-}"""
 NAMED = """() => document.querySelector('.pathways-lab').pathwaysDocument
   .get_model_by_name('queues-words').data.text.filter(Boolean).length"""
 TAB = """() => {

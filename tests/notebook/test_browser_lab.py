@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pathways_lab.notebook.view.saved import MIME
 from pathways_lab.runtime.processes import kept_labs
 from tests.notebook.jupyter import Lab, Page, chromium, grows, newest
 from tests.notebook.test_browser import FEED
@@ -266,7 +267,7 @@ def test_a_program_moves_prints_fails_and_freezes(page: Page, lab: Lab, tmp_path
     (lab.work / "seen").touch()
     page.screenshot(tmp_path / "moving.png")
     page.wait_for_idle(timeout=90)
-    page.wait_for_picture()
+    page.wait_for_saved()
     page.screenshot(tmp_path / "frozen.png")
     page.show_cell(7)
     page.screenshot(tmp_path / "error.png")
@@ -276,7 +277,7 @@ def test_a_program_moves_prints_fails_and_freezes(page: Page, lab: Lab, tmp_path
     assert started.startswith("the lab is ready, after "), "one line is left of the progress"
     printed = "".join(cells[6]["outputs"][0]["text"]).split()
     picture = cells[2]["outputs"][0]
-    assert set(picture["data"]) == {"text/html", "text/plain"}
+    assert set(picture["data"]) == {"text/html", "text/plain", MIME}
     facts = picture["metadata"]["pathways_lab"]
     assert printed[:2] == ["gangs", "600"]
     assert printed[3] == "cell6"
@@ -339,7 +340,7 @@ def test_a_run_goes_on_while_its_kernel_restarts_and_so_does_its_picture(
         assert newest(page) > gone, "on the same axis, from the moment at which the cell ran"
         page.page.click(".pathways-lab-button:has-text('cancel')")
         page.run_cell(4)
-        page.wait_for_picture()
+        page.wait_for_saved()
         page.screenshot(tmp_path / "frozen.png")
         page.command("docmanager:save")
         assert lab.read("detached.ipynb")["cells"][4]["outputs"][0]["text"] == ["cancelled\n"]

@@ -26,6 +26,7 @@ from pathways_lab.notebook.view import cpu_budget, live, machine_load, renderers
 from pathways_lab.notebook.view.cpu_budget import PERIOD, Pace
 from pathways_lab.notebook.view.encode import encode
 from pathways_lab.notebook.view.live import LiveFigures, answer_while_busy
+from pathways_lab.notebook.view.saved import MIME
 from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
@@ -197,7 +198,8 @@ def test_the_kernel_puts_the_static_picture_into_the_notebook(
     made.show()
     made.show()
     made.freeze()
-    assert [set(data) for data in left] == [{"text/html", "text/plain"}] * 2, "wherever it is shown"
+    kinds = {"text/html", "text/plain", MIME}
+    assert [set(data) for data in left] == [kinds] * 2, "wherever it is shown"
 
 
 @pytest.mark.parametrize("wrong", [{"window": "x"}, {"window": 0}, {"origin": float("nan")}])

@@ -10,8 +10,9 @@ import pytest
 
 from pathways_lab.notebook.view import frozen, live, view
 from pathways_lab.notebook.view import picture as picture_of
-from pathways_lab.notebook.view.frozen import LIMIT, Bundle
+from pathways_lab.notebook.view.frozen import WHOLE, Bundle
 from pathways_lab.notebook.view.picture import Picture, Wanted
+from pathways_lab.notebook.view.saved import MIME
 from pathways_lab.notebook.view.stills import SHARE, Stills
 from pathways_lab.timeline.log import Timeline
 from tests.notebook.synthetic import Cluster, arrival, training
@@ -78,7 +79,7 @@ def test_it_shows_what_is_shown_live() -> None:
     assert facts["seconds"] == now
     shown = sum(picture.scene.bars.columns()["count"])
     assert facts["computations"] + facts["transfers"] == shown
-    assert set(data) == {"text/html", "text/plain"}
+    assert set(data) == {"text/html", "text/plain", MIME}
 
 
 def test_a_still_picture_of_very_many_bars_is_small_too() -> None:
@@ -91,7 +92,7 @@ def test_a_still_picture_of_very_many_bars_is_small_too() -> None:
     picture = Picture(log, Wanted(origin=0.0, since=0.0))
     made = picture.still()
     assert made is not None
-    assert sum(len(json.dumps(part)) for part in made) <= LIMIT
+    assert sum(len(json.dumps(part)) for part in made) <= WHOLE
 
 
 def test_a_picture_that_moves_is_not_held_up_by_a_still_one_that_is_too_large(
@@ -153,7 +154,7 @@ def test_pages_are_given_it_with_the_number_of_the_widget(shown: Any) -> None:
     kept = [content for content in sent if content["type"] == "kept"][-1]
     assert kept["id"] == made.live.model_id
     assert kept["metadata"]["pathways_lab"]["view"] == made.live.model_id
-    assert set(kept["data"]) == {"text/html", "text/plain"}
+    assert set(kept["data"]) == {"text/html", "text/plain", MIME}
     sent.clear()
     made.live._received(None, {"type": "ready", "keeps": True}, None)
     assert [content["type"] for content in sent] == ["kept"], "also those that come late"
@@ -168,9 +169,9 @@ def test_where_no_page_keeps_it_the_output_has_it_beside_the_widget(shown: Any) 
     made.live._received(None, {"type": "ready", "keeps": False}, None)
     still(made)
     data, _ = put[-1]
-    assert set(data) == {"text/html", "text/plain", WIDGET}
+    assert set(data) == {"text/html", "text/plain", MIME, WIDGET}
     made.freeze()
-    assert set(put[-1][0]) == {"text/html", "text/plain"}
+    assert set(put[-1][0]) == {"text/html", "text/plain", MIME}
 
 
 def test_where_there_is_no_page_the_notebook_has_the_picture(shown: Any) -> None:

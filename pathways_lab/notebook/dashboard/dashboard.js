@@ -2,7 +2,7 @@
 // live.js wants a widget's model; here is one whose messages come by plain GETs, because
 // every proxy between here and the lab knows those.
 
-import live from "./live.js";
+import live, { frames } from "./live.js";
 
 const panels = document.body.dataset.panels;
 const notice = document.getElementById("notice");
@@ -82,20 +82,6 @@ class Model {
     this.since = message.seq ?? this.since;
     for (const handler of this.handlers) handler(message, [block]);
   }
-}
-
-function frames(buffer) {
-  const out = [];
-  const view = new DataView(buffer);
-  for (let at = 0; at < buffer.byteLength; ) {
-    const text = view.getUint32(at, true);
-    const size = view.getUint32(at + 4, true);
-    const bytes = new Uint8Array(buffer, at + 8, text);
-    const message = JSON.parse(new TextDecoder().decode(bytes));
-    out.push({ message, block: new DataView(buffer, at + 8 + text, size) });
-    at += 8 + text + size;
-  }
-  return out;
 }
 
 async function ask(model) {

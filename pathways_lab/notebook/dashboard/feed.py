@@ -11,14 +11,13 @@ Rule for maintainers: no thread runs here; the server ticks.
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from typing import Any
 
 from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
 from pathways_lab.notebook.view.answers import ANSWERED, answer
+from pathways_lab.notebook.view.encode import framed
 from pathways_lab.notebook.view.picture import Picture, Wanted
-from pathways_lab.notebook.view.stream import Message, Stream
+from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.timeline.log import Timeline
 
 KEPT = 64
@@ -80,12 +79,3 @@ class Feed:
         )
 
         return framed(documented(self._stream.snapshot()))
-
-
-def framed(message: Message) -> bytes:
-    """A message on its way: lengths of both parts (32 bits each, little-endian), text, bytes."""
-    fields: dict[str, Any] = dict(message)
-    block = fields.pop("block", b"")
-    text = json.dumps(fields).encode()
-    lengths = len(text).to_bytes(4, "little") + len(block).to_bytes(4, "little")
-    return lengths + text + bytes(block)

@@ -193,7 +193,7 @@ class PageHandler(web.RequestHandler):
 
 
 class FeedHandler(Base):
-    """``feed?panels=order,queues&since=7``: messages as :func:`.feed.framed` makes them.
+    """``feed?panels=order,queues&since=7``: messages as :func:`.encode.framed` makes them.
 
     ``view`` names a page that has a feed of its own; ``do`` and ``value`` say first
     what somebody wants there.

@@ -1,4 +1,6 @@
 """Live views: messages to the browser, and the frozen picture that stays."""
 
-PAGE = ("kept.js", "foot.js", "page.js", "live.js")
-"""The script of a page: these files, one after the other."""
+from pathlib import Path
+
+PAGE = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.js")))
+"""The script of a page: all scripts of this folder, one after the other."""

@@ -10,6 +10,7 @@ each column aligned to 8 bytes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -55,3 +56,12 @@ def _columns(columns: Columns, block: bytearray) -> dict[str, Any]:
         out[name] = {"type": kind, "offset": len(block), "length": len(column)}
         block.extend(np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<")).tobytes())
     return out
+
+
+def framed(message: Mapping[str, Any]) -> bytes:
+    """A message as bytes: lengths of both parts (32 bits each, little-endian), text, its block."""
+    fields = dict(message)
+    block = fields.pop("block", b"")
+    text = json.dumps(fields).encode()
+    lengths = len(text).to_bytes(4, "little") + len(block).to_bytes(4, "little")
+    return lengths + text + bytes(block)

@@ -7,7 +7,13 @@ const HELP =
   "A click on a bar, or into a gap between two, tells of it below. Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
   "n and p choose the next and the previous gang, u unfolds and folds lanes, w shows the last runs or the whole window, " +
   "t shows the picture as text, s saves it as a file, escape lets go and follows. " +
-  "After a click the wheel zooms, until escape. Shift and a drag sum up a stretch of time.";
+  "After a click the wheel zooms, until escape. Shift and a drag sum up a stretch of time. " +
+  "A double click lets go and follows, too.";
+
+const SAVED_HELP =
+  "Keys: plus and minus zoom, left and right go through the record, " +
+  "n and p choose the next and the previous gang, t shows the picture as text, escape shows it as it was. " +
+  "After a click the wheel zooms, until escape. A drag moves what is shown, and a double click shows it as it was.";
 
 // A moment of the record: as long as the shortest window, and as its ticks.
 const clock = (seconds) => `${seconds.toFixed(3)} s`;
@@ -78,7 +84,6 @@ class Foot {
     this.slider.max = high;
     this.slider.step = Math.max((high - low) / 2000, 0.001);
     if (!active) this.slider.value = header.at ?? high;
-    this.draw(header);
     this.moment.textContent = clock(active ? Number(this.slider.value) : header.at ?? high);
     const chosen = JSON.stringify([header.chosen, header.links, header.place]);
     if (chosen === this.shown) return;
@@ -133,6 +138,12 @@ class Foot {
     open.title = `A tab of ${PERFETTO}; the file goes from this tab to that one, and to no server.`;
     open.onclick = () => perfetto(name, buffer);
     this.saved.replaceChildren(`${name} is saved. `, open);
+  }
+
+  // The scrubber is where the figures are, which nobody sought with it.
+  stand(moment) {
+    this.slider.value = moment;
+    this.moment.textContent = clock(moment);
   }
 
   // Moves are collected: a drag is many of them.

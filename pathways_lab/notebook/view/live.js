@@ -56,16 +56,20 @@ async function fromKernel(buffers, version) {
   }
 }
 
-// BokehJS from whoever has it first: the page, the server, the kernel.  A kernel
-// is asked, and may also send the scripts unasked (a busy one cannot be asked).
-// One attempt per page and version, whichever model receives the scripts.
-function bokeh(model) {
-  const scripts = model.get("_scripts");
-  if (window.Bokeh?.version === scripts.version)
-    return Promise.resolve({ Bokeh: window.Bokeh, how: "page" });
+// BokehJS from the page or the server.  One attempt per page and version.
+async function found(scripts) {
+  if (window.Bokeh?.version === scripts.version) return { Bokeh: window.Bokeh, how: "page" };
   const attempt = attemptFor(scripts.version);
   attempt.loading ??= fromServer(scripts).then((Bokeh) => ({ Bokeh, how: "server" }));
-  return attempt.loading.catch(async () => {
+  return attempt.loading;
+}
+
+// ... or else from the kernel.  It is asked, and may also send the scripts unasked (a busy one
+// cannot be asked), to whichever model.
+function bokeh(model) {
+  const scripts = model.get("_scripts");
+  return found(scripts).catch(async () => {
+    const attempt = attemptFor(scripts.version);
     model.send({ type: "scripts" });
     attempt.loaded ??= attempt.pushed.then((buffers) => fromKernel(buffers, scripts.version));
     return { Bokeh: await attempt.loaded, how: "kernel" };
@@ -103,6 +107,21 @@ function decode(text, view) {
       columns[name] = new type(bytes);
     }
   return changes;
+}
+
+// The messages of a buffer: see framed() in encode.py.
+export function frames(buffer) {
+  const out = [];
+  const view = new DataView(buffer);
+  for (let at = 0; at < buffer.byteLength; ) {
+    const text = view.getUint32(at, true);
+    const size = view.getUint32(at + 4, true);
+    const bytes = new Uint8Array(buffer, at + 8, text);
+    const message = JSON.parse(new TextDecoder().decode(bytes));
+    out.push({ message, block: new DataView(buffer, at + 8 + text, size) });
+    at += 8 + text + size;
+  }
+  return out;
 }
 
 // The bytes of a message as a buffer of their own.
@@ -176,6 +195,15 @@ class Feed {
     if (!this.lost) this.model.send({ type: "action", name, value: value ?? null });
   }
 
+  // Whether nobody answers.
+  get silent() {
+    return !!this.lost;
+  }
+
+  get help() {
+    return HELP;
+  }
+
   // One gang, by its number, in all panels of all views of this model, or the wait at a moment in
   // a lane; null: none.
   choose(chosen) {
@@ -220,7 +248,7 @@ class Feed {
     else if (message.type === "kept") keep(this.model, (this.kept = message));
     else if (message.type === "file") this.saver?.foot.save(message.name, toBuffer(buffers[0]));
     else if (message.type === "text")
-      for (const { foot } of this.views) foot.text.textContent = `${message.text}\n\n${HELP}`;
+      for (const { foot } of this.views) foot.text.textContent = `${message.text}\n\n${this.help}`;
     else if (message.type === "update") {
       this.waiting.push({ ...message, block: buffers[0] });
       if (this.document) this.soon();
@@ -326,6 +354,56 @@ class Feed {
     this.views.delete(view);
     if (this.kept && !this.frozen) setTimeout(() => revive(this.model, this.kept.id));
   }
+}
+
+// A picture that a notebook keeps: one snapshot and no kernel, so the page answers what it can.
+// See saved.py.
+class Saved extends Feed {
+  get saved() {
+    return true;
+  }
+
+  get silent() {
+    return true;
+  }
+
+  get help() {
+    return SAVED_HELP;
+  }
+
+  async start() {
+    Object.assign(this, await found(this.model.get("_scripts")));
+    this.take(this.model.get("_snapshot"));
+  }
+
+  act(name, value) {
+    for (const view of this.views)
+      if (name === "seek") view.go(value ?? this.header.moments[1]);
+      else if (name === "choose") {
+        this.header = { ...this.header, chosen: view.about(value) };
+        view.header(this.header);
+      } else if (name === "text") this.receive({ type: "text", text: this.model.get("text") });
+  }
+}
+
+// Bring to life in *el* what a notebook keeps: *data* of saved.py, its *text*, and BokehJS from a
+// *route* of the server.  Returns what takes it away again.
+export async function show(el, data, text, route) {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const [{ message, block }] = frames(await new Response(plain).arrayBuffer());
+  const { version } = JSON.parse(message.document);
+  const known = {
+    _scripts: { version, files: ["bokeh.min.js"], route },
+    _snapshot: { ...message, block },
+    text,
+  };
+  const feed = new Saved({ get: (name) => known[name], send() {} });
+  await feed.ready;
+  const view = new View(feed, el);
+  feed.views.add(view);
+  await view.show();
+  return () => view.remove();
 }
 
 export default () => {

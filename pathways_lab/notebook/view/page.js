@@ -167,6 +167,7 @@ class View {
     this.body.addEventListener("pointermove", (event) => {
       if (event.buttons === 1 && Math.abs(event.clientX - this.from) > 4) this.hold();
     });
+    this.body.addEventListener("dblclick", () => this.resting && this.follow());
     this.body.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.root.append(
@@ -181,7 +182,7 @@ class View {
     this.size = new ResizeObserver(() => requestAnimationFrame(() => {
       this.head.fit(this.body.clientWidth);
       this.fit();
-      if (feed.header && !feed.frozen) this.foot.draw(feed.header);
+      if (feed.header && !feed.frozen) this.frame();
     }));
     this.size.observe(this.body);
     this.watch = new MutationObserver(() => requestAnimationFrame(() => this.paint()));
@@ -207,6 +208,7 @@ class View {
     this.body.style.minHeight = "";
     wipe(this.placed);
     this.placed = copy;
+    this.tapped = copy.get_model_by_name("queues");
     this.root.pathwaysDocument = copy;
     this.root.dataset.scripts = feed.how;
     for (const model of copy._all_models.values()) {
@@ -222,7 +224,7 @@ class View {
       events.style.outline = "none";
       // The name of a lane, beside the drawing area, folds and unfolds it.
       const { frame } = drawn;
-      if (model.name !== "queues") continue;
+      if (model.name !== "queues" || feed.silent) continue;
       const beside = ({ offsetX }) => offsetX < frame.bbox.left;
       events.addEventListener("click", (event) => {
         if (beside(event)) feed.act("fold", frame.y_scale.invert(event.offsetY));
@@ -235,7 +237,10 @@ class View {
       .filter(({ type }) => /Figure$/.test(type))
       .flatMap(({ renderers, x_range }) => renderers.map(({ data_source }) => [data_source, x_range]))
       .filter(([source]) => source?.data.choices);
-    copy.get_model_by_name("time")?.change.connect(() => this.fit());
+    copy.get_model_by_name("time")?.change.connect(() => {
+      this.fit();
+      this.frame();
+    });
     this.fit();
     this.mark();
     this.paint();
@@ -271,22 +276,27 @@ class View {
     this.root.dataset.shown = header.state;
     this.head.show(told, this.feed.age);
     this.foot.show(told);
+    this.frame();
     this.feed.light();
     this.covered = told.shown[1] - told.shown[0];
-    this.resting = told.at !== null;
-    this.pause.textContent = this.resting ? "follow" : "pause";
+    const { saved, silent, help } = this.feed;
+    this.resting = saved ? this.paused : told.at !== null;
+    this.pause.textContent = saved ? "reset" : this.resting ? "follow" : "pause";
+    this.pause.hidden = saved && !this.resting;
+    this.keep.hidden = silent;
     this.other.textContent = header.window;
-    this.other.hidden = !header.window;
+    this.other.hidden = !header.window || silent;
     const arrows = JSON.stringify(told.arrows);
     if (arrows !== this.pointing) this.mark();
     this.pointing = arrows;
-    this.root.setAttribute("aria-label", `${header.title}. ${HELP}`);
+    this.root.setAttribute("aria-label", `${header.title}. ${help}`);
     this.body.setAttribute("aria-label", told.summary);
   }
 
   hold() {
     if (this.paused || this.feed.frozen) return;
     this.paused = true;
+    if (this.feed.saved) return this.header(this.feed.header); // nothing in it would move
     const { legend, advice, summary, shown, moments, at } = this.feed.header;
     this.held = { legend, advice, summary, shown, at: at ?? Math.min(moments[1], shown[1]) };
     this.header(this.feed.header);
@@ -308,7 +318,7 @@ class View {
 
   // A moment of the record is wanted: what was held is shown again.
   seeks() {
-    if (!this.paused) return;
+    if (!this.paused || this.feed.saved) return;
     this.paused = false;
     this.show();
   }
@@ -318,6 +328,7 @@ class View {
   // The newest mark at a point of a figure that is one gang, or else the wait there.
   tap(figure, { x, y }) {
     let found = null;
+    this.tapped = figure;
     for (const { data_source } of figure.renderers) {
       const data = data_source?.data;
       if (!data?.gang || !data.left || WAITS.includes(data_source.name)) continue;
@@ -369,7 +380,7 @@ class View {
     this.wheels = true;
     this.stretch.remove();
     const view = this.timed();
-    if (!event.shiftKey || !view) return;
+    if (!event.shiftKey || !view || this.feed.silent) return;
     event.stopPropagation(); // from Bokeh, which would pan
     this.hold();
     const { bbox, x_scale } = view.frame;
@@ -397,17 +408,36 @@ class View {
   // there.
   point(figure) {
     if (this.stretch.isConnected) return;
+    this.foot.point(this.facts(figure, (renderer) =>
+      renderer.get_selection_manager().inspectors.get(renderer)?.indices.at(-1)));
+  }
+
+  // The facts about a mark of a figure, by its newest layer in which *find* has its number.
+  facts(figure, find) {
     const { replace_placeholders } = this.feed.Bokeh.require("core/util/templating");
     for (const { type, renderers, tags, formatters } of figure.toolbar.tools.toReversed()) {
       if (type !== "HoverTool") continue;
       const [renderer] = renderers;
-      const { source, inspectors } = renderer.get_selection_manager();
-      const at = inspectors.get(renderer)?.indices.at(-1);
+      const at = find(renderer);
       if (at === undefined) continue;
-      const text = (template) => replace_placeholders(template, source, at, formatters);
-      return this.foot.point(tags.map(([label, template]) => [label, text(template)]));
+      const text = (template) => replace_placeholders(template, renderer.data_source, at, formatters);
+      return tags.map(([label, template]) => [label, text(template)]);
     }
-    this.foot.point([]);
+    return [];
+  }
+
+  // The facts about a gang, by the figure that was clicked, or else by the first that has some.
+  about(gang) {
+    const find = ({ data_source: { data } }) => {
+      const at = data.gang?.lastIndexOf(gang) ?? -1;
+      return at < 0 ? undefined : at;
+    };
+    const figures = [...(this.document?._all_models.values() ?? [])].filter(({ type }) => /Figure$/.test(type));
+    for (const figure of [this.tapped, ...figures]) {
+      const facts = figure ? this.facts(figure, find) : [];
+      if (facts.length) return facts;
+    }
+    return [];
   }
 
   // Frame whatever is the chosen gang or wait; the sources of frames are this view's own.
@@ -518,6 +548,25 @@ class View {
     range.setv({ start: fixed - factor * (fixed - start), end: fixed + factor * (end - fixed) });
   }
 
+  // Show the moment in the middle, in as much time as now, as far as the record goes.
+  go(moment) {
+    const range = this.document?.get_model_by_name("time");
+    if (!range) return;
+    const [low, high] = this.told.moments;
+    const length = range.end - range.start;
+    const start = Math.max(low, Math.min(high - length, moment - length / 2));
+    this.hold();
+    range.setv({ start, end: start + length });
+  }
+
+  // The frame in the overview is around what the figures show, zoomed or not.
+  frame() {
+    const range = this.paused && this.document?.get_model_by_name("time");
+    const shown = range ? [range.start, range.end] : this.told.shown;
+    this.foot.draw({ ...this.told, shown });
+    if (this.feed.saved) this.foot.stand((shown[0] + shown[1]) / 2);
+  }
+
   read() {
     const { text } = this.foot;
     text.hidden = !text.hidden;
@@ -536,7 +585,7 @@ class View {
   // Canvases do not restyle themselves, and glyphs know no page variables.
   paint() {
     if (!this.document || this.feed.frozen) return;
-    this.foot.draw(this.feed.header);
+    this.frame();
     const ink = getComputedStyle(this.root).getPropertyValue("--pathways-lab-ink").trim();
     for (const model of this.document._all_models.values()) {
       if (ink && model.tags?.includes("theme-ink")) {

@@ -38,6 +38,7 @@ from pathways_lab.notebook.scene.text import (
     wait_card,
 )
 from pathways_lab.notebook.view.frozen import Bundle, freeze, still
+from pathways_lab.notebook.view.saved import MIME
 from pathways_lab.timeline.log import Timeline, items_within
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.packed import Item, Packed, single, size
@@ -381,11 +382,11 @@ class Picture:
     def _still(self, scene: Scene, at: float) -> Bundle | None:
         at = at if scene.busy else min(at, max(scene.last, self.since) + QUIET)
         bundle = still(scene, at, self.panels, self.wanted.title, self.notes())
-        if bundle is not None:
+        if bundle is not None and MIME in bundle[0]:
             return bundle
         since = max(self.since, at - scene.window)
         many = sum(map(size, items_within(self.timeline.items, since, at)))
-        return self._frozen(scene, since, at) if self.stands or many <= AGAIN else None
+        return self._frozen(scene, since, at) if self.stands or many <= AGAIN else bundle
 
     def _until(self, items: Iterable[Item]) -> float:
         """When the last of the view's runs was over: the next cell's may have begun since."""

@@ -21,7 +21,9 @@
       if (name !== "./extension") throw new Error(`there is no module ${name} here`);
       const { plugin } = await import(new URL("plugin.js", here));
       const { lines } = await import(new URL("line.js", here));
-      const made = [await plugin(shared, new URL("panel.css", here)), await lines(shared)];
+      const { pictures } = await import(new URL("saved.js", here));
+      const styles = new URL("panel.css", here);
+      const made = [await plugin(shared, styles), await lines(shared), await pictures(shared)];
       return () => ({ __esModule: true, default: made });
     },
   };
