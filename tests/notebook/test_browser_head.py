@@ -181,8 +181,7 @@ def test_a_view_without_a_picture_says_that_it_is_on_its_way_and_has_no_empty_bu
 ) -> None:
     head.page.add_style_tag(content=(VIEWS / "live.css").read_text())
     head.page.evaluate(
-        "() => { const feed = { act() {}, light() {}, help: "
-        ", age: 0, header: null };"
+        "() => { const feed = { act() {}, light() {}, help: '', age: 0, header: null };"
         " window.view = new View(feed, document.body); }"
     )
     said = "() => getComputedStyle(view.root, '::before').content"

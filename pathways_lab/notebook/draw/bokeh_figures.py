@@ -5,8 +5,8 @@ once per shape of the plots; later updates only change columns, labels, ranges a
 the holder of the figures finds by name: sources by the layer's name, the time
 axis by :data:`~pathways_lab.notebook.scene.plot.TIME`, figures by the panel's name, axes and the
 note of an empty panel by that and ``-y``, ``-rows``, ``-groups``, ``-readouts``, ``-empty``; their
-grounds by ``-bands``, ``-rules`` and ``-ahead``, frames around the chosen gang by ``-chosen``.
-A figure's height beyond its plot is its tag.
+grounds by ``-bands``, ``-rules``, ``-ahead`` and ``-before``, frames around the chosen gang by
+``-chosen``.  A figure's height beyond its plot is its tag.
 
 Rule for maintainers: this module knows Bokeh and plots, and nothing about
 clusters.  Colours of text, grounds and axes are left to ``--bk-*`` variables of
@@ -125,17 +125,19 @@ class Figures:
         return shown
 
     def _grounds(self, shown: Any, plot: Plot) -> None:
-        """Bands behind every second island, the lines that bound a scale, and a veil over what is
-        to come."""
-        bands, rules, ahead = map(self._filled, plot.grounds.items())
+        """Bands behind every second island, the lines that bound a scale, and veils over what is
+        to come and what is not known."""
+        bands, rules, ahead, before = map(self._filled, plot.grounds.items())
         shown.hstrip(
             y0="y0", y1="y1", source=bands,
             fill_color="#808080", fill_alpha=0.07, line_color=None, level="underlay",
         )  # fmt: skip
         shown.hspan(y="y", source=rules, line_color=INK, line_alpha=0.35, level="underlay")
-        shown.vstrip(
-            x0="x0", x1="x1", source=ahead, fill_color="#808080", fill_alpha=0.15, line_color=None
-        )
+        for veiled in (ahead, before):
+            shown.vstrip(
+                x0="x0", x1="x1", source=veiled,
+                fill_color="#808080", fill_alpha=0.15, line_color=None,
+            )  # fmt: skip
         shown.vspan(x="x0", source=ahead, line_color=INK, line_dash="dashed")
         shown.text(
             x="x0", y="y", text="text", source=ahead, x_offset=5, y_offset=1, text_color=INK,

@@ -98,6 +98,7 @@ def plot(scene: Scene, now: float) -> Plot:
         y=(-0.6, end + 0.1),
         layers=(Layer("heat-boxes", BOXES, boxes, hover=HOVER),),
         time=True,
+        brief=True,
         rows=rows,
         groups=names,
         readouts=readouts,

@@ -68,6 +68,7 @@ def plot(scene: Scene, now: float) -> Plot:
         y=(-0.52, max(len(islands), 1) - 0.48),
         layers=(Layer("memory-areas", AREAS, areas, hover=HOVER),),
         time=True,
+        brief=True,
         groups={float(row): island for row, island in enumerate(islands)},
         readouts=readouts,
         rows=scales,

@@ -83,6 +83,7 @@ def plot(scene: Scene, now: float) -> Plot:
         y=(-0.52, max(len(bands), 1) - 0.5 + 0.02),
         layers=(Layer("utilisation-areas", AREAS, areas, hover=HOVER),),
         time=True,
+        brief=True,
         groups={float(row): band.name for row, band in enumerate(bands)},
         readouts=readouts,
         rows={row + 0.5 - TALL: "100 %" for row in range(len(bands))},

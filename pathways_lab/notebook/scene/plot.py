@@ -71,6 +71,10 @@ data: nothing is drawn; hover texts of other layers read it.
 """
 
 
+BACK = 200
+"""Lengths of an axis for which the time before it is veiled: a canvas draws no sharp edge of a box
+that is much longer."""
+
 CATALOGUE = "catalogue"
 """The data layer behind ``@what{field}`` in hover texts: field of a row number."""
 
@@ -124,6 +128,7 @@ class Plot:
         readouts: live numbers at the right edge.
     bands: row ranges with a slightly darker ground (every second island).
     ahead: where the time begins that is to come, and a word there.
+    brief: nothing is known here of the time before the axis, which a page may show.
     empty: what to say while there is nothing to show, or "".
     """
 
@@ -141,6 +146,7 @@ class Plot:
     bands: tuple[tuple[float, float], ...] = ()
     rules: tuple[float, ...] = ()
     ahead: tuple[float, str] | None = None
+    brief: bool = False
     empty: str = ""
 
     def __post_init__(self) -> None:
@@ -168,8 +174,8 @@ class Plot:
 
     @property
     def grounds(self) -> dict[str, Columns]:
-        """By name of their source: the bands, the lines that bound a scale, and the veil of what is
-        to come."""
+        """By name of their source: the bands, the lines that bound a scale, the veil of what is
+        to come, and that of what is not known."""
         low, high = zip(*self.bands, strict=True) if self.bands else ((), ())
         veil: dict[str, list[Any]] = {n: [] for n in ("x0", "x1", "y", "text", "choices", "room")}
         if self.ahead:
@@ -179,10 +185,15 @@ class Plot:
             for column, value in zip(veil.values(), (at, end, self.y[0], text, [word, ""], room),
                                      strict=True):  # fmt: skip
                 column.append(value)
+        before: dict[str, list[float]] = {"x0": [], "x1": []}
+        if self.brief and self.x[0] > 0:
+            back = self.x[0] - BACK * (self.x[1] - self.x[0])
+            before = {"x0": [max(0.0, back)], "x1": [self.x[0]]}
         return {
             f"{self.name}-bands": {"y0": list(low), "y1": list(high)},
             f"{self.name}-rules": {"y": list(self.rules)},
             f"{self.name}-ahead": veil,
+            f"{self.name}-before": before,
         }
 
 

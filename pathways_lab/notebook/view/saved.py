@@ -51,7 +51,7 @@ def within(plot: Plot) -> Plot:
         seen = (columns["right"] >= plot.x[0]) & (columns["left"] <= plot.x[1])
         return {name: column[seen] for name, column in columns.items()}
 
-    return _each(plot, cut) if plot.time else plot
+    return replace(_each(plot, cut), brief=True) if plot.time else plot
 
 
 def _rounded(layer: Layer) -> Columns:
