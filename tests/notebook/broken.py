@@ -300,7 +300,7 @@ ALL = (
     ),
     Broken(
         "saved picture: the scrubber stands", NOTEBOOK + "view/page.js",
-        "    if (this.feed.saved) this.foot.stand((shown[0] + shown[1]) / 2);\n", "", FROZEN,
+        "    if (this.feed.saved) this.foot.stand(shown);\n", "", FROZEN,
     ),
     Broken(
         "saved picture: arrows go nowhere", NOTEBOOK + "view/live.js",

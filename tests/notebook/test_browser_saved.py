@@ -35,6 +35,7 @@ def look_into(page: Page) -> None:
         return start, end - start
 
     start, length = shown()
+    assert page.page.is_disabled(".pathways-lab-scrubber"), "everything is shown"
     x, y, gang = page.newest_mark("queues", "queues-bars")
     page.page.mouse.click(x, y)
     page.page.mouse.wheel(0, -600)

@@ -163,3 +163,21 @@ def test_the_steps_before_those_that_are_shown_are_there_as_long_as_there_is_roo
     assert min(bars(bundle)["right"]) >= start - 1 / PARTS
     assert len(bars(bundle)["left"]) >= 2 * 18, "both steps, as fine as they were"
     assert veiled(bundle, "queues") == [start]
+
+
+def test_no_picture_has_the_path_of_a_cell() -> None:
+    class Cells(Cluster):
+        def steps(self, micro: int) -> list[list[object]]:
+            line = "/tmp/ipykernel_7/12.py:3: y = f(x)"
+            return [[*step[:-1], line] for step in super().steps(micro)]
+
+    cluster = Cells()
+    end = cluster.pipeline()
+    bundle = freeze(cluster.in_order(), 0.0, end, tuple(PANELS), "train", Palette())
+    message, block = unpacked(bundle)
+    drawn = columns_of(message["changes"], block)[0]
+    told = {
+        line for name in drawn if name.startswith("graph") for line in drawn[name].get("line", ())
+    }
+    assert told == {"3: y = f(x)"}
+    assert "ipykernel" not in message["changes"]

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pathways_lab.notebook.kernel import line_index
 from pathways_lab.notebook.scene.gang_number import NOBODY, number
 from pathways_lab.notebook.scene.palette import FAILED, INK, NEUTRAL, PAINTS, ink_on
 from pathways_lab.notebook.scene.plot import (
@@ -260,7 +261,7 @@ def _states(
             f"{len(box.steps)} nodes" if many else first.node,
             worst if len(set(states)) == 1 else f"{states.count('done')} done",
             ", ".join(map(str, box.steps[:8])) + (" …" if len(box.steps) > 8 else ""),
-            first.line,
+            line_index.source(first.line),
             f"{1000 * sum(known):.2f} ms" if known else "not known yet",
             "yes" if on_path else "no",
             FAILED if worst == "failed" else colour,

@@ -140,10 +140,12 @@ class Foot {
     this.saved.replaceChildren(`${name} is saved. `, open);
   }
 
-  // The scrubber is where the figures are, which nobody sought with it.
-  stand(moment) {
-    this.slider.value = moment;
-    this.moment.textContent = clock(moment);
+  // The scrubber is where the figures are, and goes nowhere while they show everything.
+  stand([start, end]) {
+    const [low, high] = [Number(this.slider.min), Number(this.slider.max)];
+    this.slider.disabled = end - start > 0.99 * (high - low);
+    this.slider.value = (start + end) / 2;
+    this.moment.textContent = clock((start + end) / 2);
   }
 
   // Moves are collected: a drag is many of them.

@@ -237,7 +237,9 @@ class View {
       .filter(({ type }) => /Figure$/.test(type))
       .flatMap(({ renderers, x_range }) => renderers.map(({ data_source }) => [data_source, x_range]))
       .filter(([source]) => source?.data.choices);
-    copy.get_model_by_name("time")?.change.connect(() => {
+    const time = copy.get_model_by_name("time");
+    if (feed.saved && !time) this.foot.root.remove(); // there is nothing to go through
+    time?.change.connect(() => {
       this.fit();
       this.frame();
     });
@@ -551,7 +553,7 @@ class View {
   // Show the moment in the middle, in as much time as now, as far as the record goes.
   go(moment) {
     const range = this.document?.get_model_by_name("time");
-    if (!range) return;
+    if (!range || this.foot.slider.disabled) return this.frame();
     const [low, high] = this.told.moments;
     const length = range.end - range.start;
     const start = Math.max(low, Math.min(high - length, moment - length / 2));
@@ -564,7 +566,7 @@ class View {
     const range = this.paused && this.document?.get_model_by_name("time");
     const shown = range ? [range.start, range.end] : this.told.shown;
     this.foot.draw({ ...this.told, shown });
-    if (this.feed.saved) this.foot.stand((shown[0] + shown[1]) / 2);
+    if (this.feed.saved) this.foot.stand(shown);
   }
 
   read() {
