@@ -9,6 +9,7 @@ redirected to the login page: a ``<script>`` would take that for success).
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 from jupyter_server.base.handlers import FileFindHandler, JupyterHandler
@@ -34,13 +35,16 @@ class ViewHandler(JupyterHandler):
 
 
 class BokehJSHandler(FileFindHandler):
-    """GET and HEAD of one file.  With ``?v=<version>`` browsers keep it for good."""
+    """GET and HEAD of one file.  With ``?v=<version>`` browsers keep it for good, so that no other
+    version is given for it."""
 
     async def prepare(self) -> None:  # type: ignore[override]  # Jupyter's own handlers do the same
         """Refuse whoever is not logged in, before anything is looked up."""
         await super().prepare()
         if self.current_user is None:
             raise web.HTTPError(403, "BokehJS is served to logged-in users of this Jupyter server")
+        if self.get_query_argument("v", None) not in (None, metadata.version("bokeh")):
+            raise web.HTTPError(404, "another version of Bokeh is installed beside this server")
 
 
 # The base class keeps paths it found by file name, for all static routes alike.

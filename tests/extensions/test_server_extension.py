@@ -19,6 +19,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pathways_lab_server
@@ -107,9 +108,11 @@ def test_a_script_tag_of_a_logged_in_page_is_enough(server):
 
 
 def test_with_a_version_the_browser_may_keep_it(server):
-    status, _, headers = get(f"{server}pathways-lab/bokehjs/bokeh-gl.min.js?v=3.9.2")
+    file = f"{server}pathways-lab/bokehjs/bokeh-gl.min.js"
+    status, _, headers = get(f"{file}?v={metadata.version('bokeh')}")
     assert status == 200
     assert "max-age" in headers["Cache-Control"]
+    assert get(f"{file}?v=3.0.0")[0] == 404, "it would be kept as what it is not"
 
 
 def test_a_stranger_is_refused_and_not_redirected(server):

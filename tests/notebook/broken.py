@@ -279,11 +279,17 @@ ALL = (
     ),
     Broken(
         "saved picture: one that cannot be read shows nothing", LIVELY,
-        'this.node.innerHTML = data["text/html"] ?? "";', "", FROZEN,
+        'this.node.innerHTML = data["text/html"] ?? "";', "",
+        SAVED + "test_what_cannot_be_read_is_static",
     ),
     Broken(
         "saved picture: the data of strangers come to life", LIVELY, "safe: false", "safe: true",
         FROZEN,
+    ),
+    Broken(
+        "saved picture: another version of Bokeh will not do", NOTEBOOK + "view/live.js",
+        'found(scripts).catch(() => found({ ...scripts, version: "" }))', "found(scripts)",
+        SAVED + "test_what_cannot_be_read_is_static",
     ),
     Broken(
         "saved picture: a click tells nothing", NOTEBOOK + "view/live.js",

@@ -33,7 +33,7 @@ async function loadAll(sources, version) {
   for (const source of sources) await addScript(source);
   const loaded = window.Bokeh;
   if (other && other !== loaded) window.Bokeh = other; // leave another version as it was
-  if (!loaded || loaded.version !== version)
+  if (!loaded || (version && loaded.version !== version))
     throw new Error(`BokehJS is ${loaded?.version}, the kernel's Bokeh ${version}`);
   return loaded;
 }
@@ -42,7 +42,7 @@ async function fromServer({ version, files, route }) {
   const base = serverBase();
   if (base === null || !route) throw new Error("this page has no route to BokehJS");
   return loadAll(
-    files.map((file) => `${base}${route}/${file}?v=${version}`),
+    files.map((file) => `${base}${route}/${file}${version && `?v=${version}`}`),
     version,
   );
 }
@@ -56,10 +56,12 @@ async function fromKernel(buffers, version) {
   }
 }
 
-// BokehJS from the page or the server.  One attempt per page and version.
+// BokehJS from the page or the server.  One attempt per page and version; "": any version.
 async function found(scripts) {
-  if (window.Bokeh?.version === scripts.version) return { Bokeh: window.Bokeh, how: "page" };
-  const attempt = attemptFor(scripts.version);
+  const { version } = scripts;
+  if (window.Bokeh && [window.Bokeh.version, ""].includes(version))
+    return { Bokeh: window.Bokeh, how: "page" };
+  const attempt = attemptFor(version);
   attempt.loading ??= fromServer(scripts).then((Bokeh) => ({ Bokeh, how: "server" }));
   return attempt.loading;
 }
@@ -372,7 +374,11 @@ class Saved extends Feed {
   }
 
   async start() {
-    Object.assign(this, await found(this.model.get("_scripts")));
+    const scripts = this.model.get("_scripts");
+    const got = await found(scripts).catch(() => found({ ...scripts, version: "" }));
+    const [drew, shows] = [scripts.version, got.Bokeh.version].map((version) => version.split(".")[0]);
+    if (drew !== shows) throw new Error(`BokehJS is ${got.Bokeh.version}, and ${scripts.version} drew it`);
+    Object.assign(this, got);
     this.take(this.model.get("_snapshot"));
   }
 
