@@ -183,6 +183,8 @@ class View {
       this.head.fit(this.body.clientWidth);
       this.fit();
       if (feed.header && !feed.frozen) this.frame();
+      // Figures that were measured in a moment without styles, as a theme changes, have no size.
+      for (const root of this.placed?.roots() ?? []) feed.Bokeh.index.find_one(root)?.invalidate_layout();
     }));
     this.size.observe(this.body);
     this.watch = new MutationObserver(() => requestAnimationFrame(() => this.paint()));
