@@ -47,7 +47,7 @@ def record(target: Path) -> None:
             page.start("application:toggle-left-area")
             page.start()
             view = page.page.locator(".jp-CodeCell", has_text=VIEW_CELL)
-            figure = view.locator(".pathways-lab")
+            figure = view.locator(".pathways-lab:not([data-shown=saved])")
             figure.wait_for(state="attached", timeout=180_000)
             figure.scroll_into_view_if_needed()
             frames = []

@@ -165,6 +165,7 @@ def test_what_cannot_be_read_is_static(page: Page, lab: Lab, tmp_path: Path) -> 
     (lab.work / "odd.ipynb").write_text(json.dumps(written))
     lab.trust("odd.ipynb")
     page.open("odd.ipynb")
+    page.wait_for_kernel()  # JupyterLab complains of one that ends before it has begun
     page.wait_for_saved()
     page.page.wait_for_function("() => !document.querySelector('.pathways-saved-coming')")
     page.screenshot(tmp_path / "odd.png")

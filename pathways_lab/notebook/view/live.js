@@ -408,7 +408,12 @@ export async function show(el, data, text, route) {
   await feed.ready;
   const view = new View(feed, el);
   feed.views.add(view);
-  await view.show();
+  try {
+    await view.show();
+  } catch (error) {
+    view.remove();
+    throw error;
+  }
   return () => view.remove();
 }
 

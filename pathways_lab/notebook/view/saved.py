@@ -28,7 +28,7 @@ from pathways_lab.notebook.view.stream import Stream
 MIME = "application/vnd.pathways-lab.picture.v1"
 
 PARTS = 2.0**20
-"""Parts of a second to which times are rounded: what is finer is noise, and half of all bytes."""
+"""Parts of a second to which times are rounded: what is finer is noise, a third of all bytes."""
 
 
 def saved(plots: Sequence[Plot], header: Header) -> str:
