@@ -132,12 +132,12 @@ ALL = (
         "...(this.paused && this.held)", "", HOLD,
     ),
     Broken(
-        "clock: a page does not say that nothing comes", NOTEBOOK + "view/page.js",
+        "clock: a page does not say that nothing comes", NOTEBOOK + "view/head.js",
         "(late >= LATE ? `picture ${Math.round(late)} s behind` : \"\")", '""',
         HEAD + "test_an_old_picture_of_what_runs_says_so_beside_its_advice",
     ),
     Broken(
-        "held: nothing says so", NOTEBOOK + "view/page.js",
+        "held: nothing says so", NOTEBOOK + "view/head.js",
         "const held = header.at !== null &&", "const held = false &&",
         HEAD + "test_a_held_picture_says_so_and_the_way_back",
     ),
@@ -162,17 +162,17 @@ ALL = (
         "    if (this.resting) this.follow();\n", "", HOLD,
     ),
     Broken(
-        "clock: compiling goes back", NOTEBOOK + "view/page.js",
+        "clock: compiling goes back", NOTEBOOK + "view/head.js",
         "this.since = Math.min(this.since, now - seconds);", "this.since = now - seconds;",
         HEAD + "test_how_long_a_function_is_compiled_goes_on_and_never_back",
     ),
     Broken(
-        "cancel is not answered at once", NOTEBOOK + "view/page.js",
+        "cancel is not answered at once", NOTEBOOK + "view/head.js",
         'this.state.textContent = this.state.dataset.state = "cancelling";', "",
         HEAD + "test_a_cancellation_is_told_at_once_and_until_it_has_happened",
     ),
     Broken(
-        "cancel is forgotten", NOTEBOOK + "view/page.js",
+        "cancel is forgotten", NOTEBOOK + "view/head.js",
         'this.cancelled && header.actions.includes("cancel")', "false",
         HEAD + "test_a_cancellation_is_told_at_once_and_until_it_has_happened",
     ),

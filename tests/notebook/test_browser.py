@@ -19,7 +19,6 @@ import pytest
 from pathways_lab.notebook.view.saved import MIME
 from tests.notebook.jupyter import (
     DEAF,
-    FEED,
     LONG,
     SHOWN,
     Lab,

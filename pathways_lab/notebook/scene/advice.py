@@ -312,7 +312,7 @@ def _one_by_one(scene: Scene) -> RunSeen | None:
 
 
 def _calls(scene: Scene) -> RunSeen | None:
-    """Of a client that runs a loop, the run before which it makes no calls for longest.
+    """The run of a loop before which its client makes no calls for longest; None where none runs.
 
     A loop runs the same program :data:`CALLS` times with short pauses.
     """
