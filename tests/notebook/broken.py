@@ -292,10 +292,6 @@ ALL = (
         SAVED + "test_what_cannot_be_read_is_static",
     ),
     Broken(
-        "saved picture: blank when the theme changes", NOTEBOOK + "view/page.js",
-        "feed.Bokeh.index.find_one(root)?.invalidate_layout();", "root;", FROZEN,
-    ),
-    Broken(
         "saved picture: a click tells nothing", NOTEBOOK + "view/live.js",
         "chosen: view.about(value)", "chosen: []", FROZEN,
     ),

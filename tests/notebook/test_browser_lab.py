@@ -17,8 +17,7 @@ import pytest
 
 from pathways_lab.notebook.view.saved import MIME
 from pathways_lab.runtime.processes import kept_labs
-from tests.notebook.jupyter import Lab, Page, chromium, grows, newest
-from tests.notebook.test_browser import FEED
+from tests.notebook.jupyter import FEED, Lab, Page, chromium, grows, newest
 
 pytestmark = [
     pytest.mark.browser,

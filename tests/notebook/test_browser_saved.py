@@ -84,13 +84,6 @@ def look_into(page: Page) -> None:
     until(lambda: shown() == pytest.approx((start, length)))
     assert page.attribute("data-gang") == ""
     assert page.page.locator(".pathways-lab-button:visible").all_inner_texts() == ["text"]
-    whole = page.painted()
-    for theme, height in (("Dark", 900), ("Light", 1100)):  # nothing comes that would renew it
-        page.command("apputils:change-theme", theme=f"JupyterLab {theme}")
-        page.painted()
-        page.page.set_viewport_size({"width": 1280, "height": height})
-        page.page.wait_for_timeout(500)
-        assert page.painted() == pytest.approx(whole, rel=0.02)
     assert page.console == []
 
 
