@@ -185,6 +185,29 @@ def test_a_host_that_is_late_is_named_in_place_of_a_remedy_for_pipelines():
     )
 
 
+@pytest.mark.parametrize("late", [0.4, 0.0])
+def test_a_late_host_is_named_where_another_island_waits_for_its_computation(late):
+    hosts = [f"island0/host{n}" for n in range(2)]
+    of = {"run": 1, "program": "p"}
+    records: list[Record] = [
+        Event("host-joined", 0.0, *at, args={"devices": 1})
+        for at in (("island0", hosts[0]), ("island0", hosts[1]), ("island1", "island1/host0"))
+    ]
+    records += [
+        Event("plan", 0.0, args={"plan": "k", "steps": STEPS}),
+        Event("submitted", 0.0, run=1, args={"plan": "k"}),
+        Event("granted", 0.0, "island0", step=0, **of),
+        Span("gang", 0.0, 1.0, "island0", hosts[0], (0,), step=0, node="made", **of),
+        Span("gang", 0.0, 1.0 + late, "island0", hosts[1], (0,), step=0, node="made", **of),
+        Span("gang", 1.0 + late, 1.6, "island1", "island1/host0", (0,), step=1, node="head", **of),
+    ]
+    found = Scene(0.0, 20.0)
+    found.add(records, 1.6)
+    said = advice(found, 1.6)
+    assert said.startswith("island0/host1 is up to 400 ms late") == (late > 0)
+    assert ("for earlier computation" in said) == (late == 0)
+
+
 @pytest.mark.parametrize("by", [0.2, 0.01])
 def test_a_host_that_is_late_is_named_where_no_device_waits_for_what_is_submitted(by):
     """Its client asks for the next computation when it has ended."""

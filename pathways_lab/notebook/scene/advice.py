@@ -140,8 +140,9 @@ def advice(scene: Scene, now: float) -> str:
     settled = spent(scene, since, end) if since < start else times
     del times[""]  # all of them
     behind = scene.late(now) or scene.late(now, lately=True)
-    found: list[tuple[float, Callable[[], str]]] = [
-        (share, partial(_in_turn, scene, *pair, start, end))
+    # With whether another computation is what holds devices up.
+    found: list[tuple[float, bool, Callable[[], str]]] = [
+        (share, False, partial(_in_turn, scene, *pair, start, end))
         for pair, (share, _) in _shared(scene, since, end).items()
         if share > WORTH
     ]
@@ -151,7 +152,7 @@ def advice(scene: Scene, now: float) -> str:
         called = calls.program + line_of(scene, calls.program)
         first, remedy = _COMES_LATE[0].format(calls.client, called), _COMES_LATE[1]
         if (idle := settled[island].nothing) > WORTH:
-            found.append((idle, partial(_told, first, remedy, island, times[island])))
+            found.append((idle, False, partial(_told, first, remedy, island, times[island])))
     for island, time in times.items():
         lately = settled[island]
         host, by = _latest(scene, behind, end - start, island)
@@ -175,8 +176,11 @@ def advice(scene: Scene, now: float) -> str:
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
         if max(share, lately.share(*WAITS)) > WORTH:
-            found.append((share * _weight(cause), tell))
-    return max(found, key=itemgetter(0))[1]() if found else slow or _full(times)
+            found.append((share * _weight(cause), cause == INPUT and not host, tell))
+    if not found:
+        return slow or _full(times)
+    _, other, said = max(found, key=itemgetter(0))
+    return slow if slow and other else said()  # that computation ends with its latest host
 
 
 def _full(times: dict[str, Spent]) -> str:
