@@ -466,11 +466,11 @@ class _Reasons:
     ) -> Iterator[tuple[str, float, float]]:
         """A wait for a gang that computes: so much earlier it could have been, but for what its
         device waited for before it; for the rest of the time it is what is awaited."""
-        before = tiles[at - 1] if at else None
-        if before is not None and before.cause not in (COMPUTING, NOTHING):
-            since = max(before.start, before.end - seconds)
-            yield from self._of(before, since, before.end, depth)
-            seconds -= before.end - since
+        while at and seconds > 0 and tiles[at - 1].cause not in (COMPUTING, NOTHING):
+            at -= 1
+            since = max(tiles[at].start, tiles[at].end - seconds)
+            yield from self._of(tiles[at], since, tiles[at].end, depth)
+            seconds -= tiles[at].end - since
         if seconds > 0:
             yield INPUT, 0.0, seconds
 
