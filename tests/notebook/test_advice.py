@@ -208,6 +208,24 @@ def test_a_late_host_is_named_where_another_island_waits_for_its_computation(lat
     assert ("for earlier computation" in said) == (late == 0)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_host_that_began_late_is_not_what_others_wait_for(own):
+    """Its inputs came later than those of the others."""
+    hosts = [f"island0/host{n}" for n in range(2)]
+    records: list[Record] = [
+        Event("host-joined", 0.0, "island0", host, args={"devices": 1}) for host in hosts
+    ]
+    for n in range(4):
+        of = {"run": n + 1, "program": "p", "node": "f", "step": 0}
+        records += [
+            Span("gang", n + 0.0, n + 0.4, "island0", hosts[0], (0,), **of),
+            Span("gang", n + 0.3 * (not own), n + 0.7, "island0", hosts[1], (0,), **of),
+        ]
+    found = Scene(0.0, 20.0)
+    found.add(records, 4.0)
+    assert ("island0/host1 is up to 300 ms late" in advice(found, 4.0)) == own
+
+
 @pytest.mark.parametrize("by", [0.2, 0.01])
 def test_a_host_that_is_late_is_named_where_no_device_waits_for_what_is_submitted(by):
     """Its client asks for the next computation when it has ended."""

@@ -79,6 +79,9 @@ SEEN = 0.05
 LINE = 48
 """Characters of a line at most, within a sentence."""
 
+OWN = 0.5
+"""Share of a host's lateness that must be of a function that takes it longer."""
+
 LATE = 0.05
 """Share of what is shown by which a host must be late to be named."""
 
@@ -155,7 +158,7 @@ def advice(scene: Scene, now: float) -> str:
             found.append((idle, False, partial(_told, first, remedy, island, times[island])))
     for island, time in times.items():
         lately = settled[island]
-        host, by = _latest(scene, behind, end - start, island)
+        host, by = _latest(scene, behind, end - start, island, now)
         longer = _longer(scene, host, now) if host else ""
         slow = slow or _late(host, by, longer)
         seen = [cause for cause in WAITS if time.share(cause) > SEEN] or WAITS
@@ -165,7 +168,7 @@ def advice(scene: Scene, now: float) -> str:
             # The devices of a late host are those that the others wait for.
             hosts = len(scene.machine.hosts_of(island))
             part = hosts / max(hosts - 1, 1)
-            drawn, share = time.share(cause) * part, share * part
+            drawn, share = min(time.share(cause) * part, 1.0), share * part
             rest = f"the rest of {island} waits {100 * drawn:.0f} % of the time for it"
             tell = partial(_late, host, by, longer, rest)
         elif client and cause in _OVERLAP:
@@ -387,15 +390,20 @@ def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:
     return out
 
 
-def _latest(scene: Scene, behind: dict[str, float], shown: float, island: str) -> tuple[str, float]:
+def _latest(
+    scene: Scene, behind: dict[str, float], shown: float, island: str, now: float
+) -> tuple[str, float]:
     """The host of an island that ends computations later than others, and by how much (seconds).
 
-    behind: by host, seconds by which it does.  shown: seconds.  "" where that is not worth a word.
+    behind: by host, seconds by which it does.  shown: seconds.  "" where that is not worth a word,
+    and where they take it no longer: it began late, for its inputs came late.
     """
     here = {host.name for host in scene.machine.hosts_of(island)}
     late = {host: by for host, by in behind.items() if host in here}
     host = max(late, key=lambda host: late[host], default="")
-    return (host, late[host]) if host and late[host] >= LATE * shown else ("", 0.0)
+    if not host or late[host] < LATE * shown or scene.slowest(host, now)[1] < OWN * late[host]:
+        return "", 0.0
+    return host, late[host]
 
 
 def _uneven(scene: Scene, times: dict[str, Spent]) -> str:
