@@ -129,6 +129,27 @@ def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead, 
     assert said.startswith("starting computations takes the lab long: ") == ahead
 
 
+@pytest.mark.parametrize("seconds", [0.02, 0.2])
+def test_transfers_are_told_of_where_a_client_waits_for_each_call(seconds):
+    cluster = Cluster(islands=2)
+    of = {"program": "p", "client": "kernel-1"}
+    end = 0.0
+    for n in range(5):
+        run = n + 1
+        cluster.records.append(Event("submitted", end, run=run, args={"plan": "k"}, **of))
+        sent = cluster.gang(0, run, 0, "p", "made", LINE, end, 0.1, end)
+        came = cluster.transfer(0, 1, run, 1, "p", "", sent, seconds)
+        end = cluster.gang(1, run, 2, "p", "head", LINE, came, 0.05, end)
+        cluster.records.append(Event("finished", end, run=run, **of))
+    steps = [STEPS[0], [True, "", 2, 8, [0], ""], [False, "head", 2, 8, [1], ""]]
+    cluster.records.append(Event("plan", 0.0, args={"plan": "k", "steps": steps}))
+    found = Scene(0.0, 20.0)
+    found.add(sorted(cluster.records, key=known_order), end)
+    said = advice(found, end)
+    assert said.startswith("kernel-1 waits for each call of p ")
+    assert ("% for transfers)" in said) == ("; send less, or place" in said) == (seconds > 0.1)
+
+
 @pytest.mark.parametrize("pause", [0.3, 3.0])
 def test_a_loop_that_comes_late_with_its_calls_is_told_to_have_inputs_made_meanwhile(pause):
     """A person who runs a cell now and then is no loop."""

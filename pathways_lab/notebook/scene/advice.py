@@ -175,7 +175,11 @@ def advice(scene: Scene, now: float) -> str:
             cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
             first, remedy = _CAUSES[cause]
             called = client.program + (lined(client.waited) or line_of(scene, client.program))
-            tell = partial(_told, first.format(client.client, called), remedy, island, time)
+            moved = 100 * time.share(TRANSFER)
+            of = f" ({moved:.0f} % for transfers)" if moved > 100 * WORTH else ""
+            remedy += f"; {_CAUSES[TRANSFER][1]}" if of else ""
+            first = first.format(client.client, called)
+            tell = partial(_told, first, remedy, island, time, of=of)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
         if max(share, lately.share(*WAITS)) > WORTH:
