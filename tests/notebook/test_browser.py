@@ -342,14 +342,11 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
     wait.wait_for()
     link = wait.locator(".pathways-lab-fact:has-text('behind') .pathways-lab-link")
     assert len(page.source("queues-chosen", "left")) == 1, "the wait, and no bar"
-    until(lambda: len(page.source("queues-arrows", "x0")) == 1)
-    (arrived,) = page.source("queues-arrows", "x0")
     node = link.inner_text()
     link.click()
     page.page.locator(f".pathways-lab-chosen:has-text('{node} of train')").wait_for()
     until(lambda: len(page.source("queues-arrows", "x0")) > 0)
     (end,) = page.source("queues-chosen", "right")
-    assert end == arrived, "the arrow began at the end of the bar that the link chooses"
     assert end in page.source("queues-arrows", "x0"), "to those that use it"
     page.page.click(".pathways-lab-button:has-text('follow')")
     x, y = page.page.evaluate(
