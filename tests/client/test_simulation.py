@@ -13,6 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from benchmarks.gangs.microbatches import shortest
+from benchmarks.loops import simulated
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.scheduling.policies import FIFO, Priority, ProportionalShare
 from pathways_lab.timeline.log import Timeline
@@ -328,27 +330,6 @@ def test_the_timeline_of_a_simulation_is_over_and_its_view_is_a_picture() -> Non
 @pytest.mark.parametrize("order", ["turns", "written"])
 def test_a_plain_loop_over_microbatches_fills_a_pipeline(order: str) -> None:
     """Grants follow the linear order: stages would be idle if slices did not take turns in it."""
-    machine = pw.Machine(islands=8, hosts_per_island=1, devices_per_host=1)
-    slices = [machine.slice(1, island=f"island{n}") for n in range(8)]
-    forward, backward = (
-        [pw.jit(pw.emulated(milliseconds), on=place, name=name) for place in slices]
-        for name, milliseconds in (("forward", 20), ("backward", 40))
-    )
-
-    @pw.program(order=order)
-    def step(x: Any) -> Any:
-        activations, gradients = [], []
-        for _ in range(16):
-            h = x
-            for stage in forward:
-                h = stage(h)
-            activations.append(h)
-        for g in activations:
-            for stage in reversed(backward):
-                g = stage(g)
-            gradients.append(g)
-        return gradients
-
-    found = pw.simulate(step.capture(np.ones(4, np.float32)), machine)
-    ideal = (16 + 7) * 0.060
-    assert (found.seconds < 1.05 * ideal) is (order == "turns")
+    seconds, ideal = simulated(order, 8, 16, 20.0), shortest(8, 16, 20.0)
+    assert ideal == pytest.approx((16 + 7) * 0.060)
+    assert (seconds < 1.05 * ideal) is (order == "turns")
