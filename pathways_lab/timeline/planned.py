@@ -8,7 +8,8 @@ transfers and dispatch that take no time.
 Rule for maintainers: the causes of a device's gap add up to the gap (tested for
 arbitrary records).  Idle time that the ideal machine has too is the plan's,
 and is taken from what a device waits for by nature: inputs, and work.  A device that waits for a
-late input waits for what the maker of the input waits for.  A run that was submitted ahead has
+late input waits for what the maker of the input waits for, and while that computes, for what
+it was late for.  A run that was submitted ahead has
 its turn on a device after the runs before it: that time is theirs,
 by name, until the end of their gangs.
 
