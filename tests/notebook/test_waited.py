@@ -264,6 +264,23 @@ def test_a_client_that_waits_for_long_has_a_lane_with_its_line(ahead: bool) -> N
     assert max(layers["queues-clients"]["bottom"]) < plot.y[1]
 
 
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_loop_that_waited_for_each_run_waits_for_its_newest(waited: bool) -> None:
+    """Nine runs take 0.4 s each; the client made the next one when that before it had ended, or
+    half its time before."""
+    cluster = Cluster(1)
+    for n in range(9):
+        of: dict[str, Any] = {"run": n + 1, "program": "p", "client": "kernel-1"}
+        begun = 0.4 * n
+        cluster.records.append(Event("submitted", begun - 0.2 * (not waited), **of))
+        if n < 8:
+            end = cluster.gang(0, n + 1, 0, "p", "f", "", begun, 0.4, begun)
+            cluster.records.append(Event("finished", end, **of))
+    scene = picture(cluster.records, now=3.5).scene
+    waits = client_waits(scene, 0.0, 3.5).get("kernel-1", [])
+    assert [wait.end for wait in waits][-1:] == ([pytest.approx(3.5)] if waited else [])
+
+
 def test_a_client_whose_runs_are_too_many_has_its_lane_for_those_that_are_remembered() -> None:
     cluster, end, many = Cluster(1), 0.0, 6 * RUNS
     for n in range(1, many):

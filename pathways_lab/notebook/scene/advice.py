@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathways_lab.notebook.kernel.line_index import source, split
-from pathways_lab.notebook.scene.awaited import PAUSE, later, maker
+from pathways_lab.notebook.scene.awaited import CALLS, PAUSE, called, in_turn, later, maker
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
@@ -62,9 +62,6 @@ PARTS = 200
 
 NEWEST = 100
 """Waits of an island of which it is asked what they were for: the newest ones."""
-
-CALLS = 4
-"""Newest runs that tell whether their client waits for each."""
 
 UNEVEN = 1.5
 """How many times as long an island must compute as any other one to be named."""
@@ -139,7 +136,8 @@ def advice(scene: Scene, now: float) -> str:
     if end <= start:
         return ""
     since = min(start, max(scene.first - scene.origin, end - SETTLED))
-    times, client = spent(scene, start, end), _one_by_one(scene)
+    times, runs = spent(scene, start, end), called(scene)
+    client = runs[-1] if in_turn(runs) else None
     settled = spent(scene, since, end) if since < start else times
     del times[""]  # all of them
     behind = scene.late(now) or scene.late(now, lately=True)
@@ -150,10 +148,10 @@ def advice(scene: Scene, now: float) -> str:
         if share > WORTH
     ]
     slow = ""
-    if times and not client and (calls := _calls(scene)):
+    if times and not client and (calls := _late_calls(runs)):
         island = min(times, key=lambda island: times[island].nothing)
-        called = calls.program + line_of(scene, calls.program)
-        first, remedy = _COMES_LATE[0].format(calls.client, called), _COMES_LATE[1]
+        program = calls.program + line_of(scene, calls.program)
+        first, remedy = _COMES_LATE[0].format(calls.client, program), _COMES_LATE[1]
         if (idle := settled[island].nothing) > WORTH:
             found.append((idle, False, partial(_told, first, remedy, island, times[island])))
     for island, time in times.items():
@@ -174,11 +172,11 @@ def advice(scene: Scene, now: float) -> str:
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
             first, remedy = _CAUSES[cause]
-            called = client.program + (lined(client.waited) or line_of(scene, client.program))
+            program = client.program + (lined(client.waited) or line_of(scene, client.program))
             moved = 100 * time.share(TRANSFER)
             of = f" ({moved:.0f} % for transfers)" if moved > 100 * WORTH else ""
             remedy += f"; {_CAUSES[TRANSFER][1]}" if of else ""
-            first = first.format(client.client, called)
+            first = first.format(client.client, program)
             tell = partial(_told, first, remedy, island, time, of=of)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
@@ -306,36 +304,21 @@ def lined(line: str) -> str:
     return f" (line {shown[:LINE]}{'…' * (len(shown) > LINE)})" if shown else ""
 
 
-def _one_by_one(scene: Scene) -> RunSeen | None:
-    """The newest run of a client that waited for each of its newest runs before it submitted the
-    next; None for none and where several compute, or several programs."""
-    # One that has ended without a gang is a part of another one, which was made of several calls.
-    known = [run for run in scene.runs.values() if run.count or run.ended is None][-4 * CALLS :]
-    runs = [run for run in known if run.submitted < math.inf]
-    runs = sorted(runs, key=lambda run: run.submitted)[-CALLS:]
-    if len(runs) < CALLS or len({(run.client, run.program) for run in runs}) > 1:
-        return None
-    for before, after in pairwise(runs):
-        waited = before.ended is not None and before.end <= after.submitted < before.end + PAUSE
-        if not waited:
-            return None
-    return runs[-1]
-
-
-def _calls(scene: Scene) -> RunSeen | None:
+def _late_calls(runs: Sequence[RunSeen]) -> RunSeen | None:
     """The run of a loop before which its client makes no calls for longest; None where none runs.
 
     A loop runs the same program :data:`CALLS` times with short pauses.
     """
-    known = [run for run in scene.runs.values() if 0 <= run.submitted < math.inf]
-    newest = sorted(known, key=lambda run: run.submitted)[-4 * CALLS :]
-    pauses = [(after.submitted - before.end, after.run) for before, after in pairwise(newest)]
+    newest = runs[-4 * CALLS :]
+    pauses = [
+        (after.submitted - before.end, n) for n, (before, after) in enumerate(pairwise(newest))
+    ]
     if not pauses:
         return None
-    late = scene.runs[max(pauses)[1]]
-    runs = [run for run in newest if (run.client, run.program) == (late.client, late.program)]
-    short = all(after.submitted < before.end + PAUSE for before, after in pairwise(runs[-CALLS:]))
-    return late if short and len(runs) >= CALLS else None
+    late = newest[max(pauses)[1] + 1]
+    loop = [run for run in newest if (run.client, run.program) == (late.client, late.program)]
+    short = all(after.submitted < before.end + PAUSE for before, after in pairwise(loop[-CALLS:]))
+    return late if short and len(loop) >= CALLS else None
 
 
 def _compiling(making: Making) -> str:

@@ -12,6 +12,9 @@ Paper: section 4.2 (programs as sharded dataflow), 4.5 (grants ahead of the data
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +63,9 @@ def readers(flow: Flow, step: int) -> list[int]:
 
 PAUSE = 1.0
 """Seconds between two runs of a client from which on it does something else."""
+
+CALLS = 4
+"""Newest runs that tell a loop, and whether its client waits for each."""
 
 
 class ClientWait(NamedTuple):
@@ -210,23 +216,46 @@ def _so_far(scene: Scene, now: float) -> tuple[list[Bar], dict[str, NDArray[np.g
     return scene.so_far[now]
 
 
+def called(scene: Scene) -> list[RunSeen]:
+    """The runs of all clients, in the order in which these submitted them."""
+    # One that has ended without a gang is a part of another one, which was made of several calls.
+    whole = (run for run in scene.runs.values() if run.count or run.ended is None)
+    runs = (run for run in whole if run.client and run.submitted < math.inf)
+    return sorted(runs, key=attrgetter("submitted"))
+
+
+def in_turn(runs: Sequence[RunSeen]) -> bool:
+    """Whether the newest of some runs are a loop of one client, which waited for each of them
+    before it submitted the next."""
+    newest = runs[-CALLS:]
+    loop = len({(run.client, run.program) for run in newest}) == 1
+    return loop and len(newest) == CALLS and -math.inf not in map(_until, newest, newest[1:])
+
+
+def _until(before: RunSeen, after: RunSeen) -> float:
+    """When a client's wait for a run ended (seconds), after which it submitted another one; minus
+    infinity where it did not wait."""
+    if before.ended is None or not before.end <= after.submitted < before.end + PAUSE:
+        return -math.inf
+    return min(before.ended, after.submitted)
+
+
 def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[ClientWait]]:
     """By client, its waits for runs between two moments (seconds on the axis): it submitted the
-    next run when that before it had ended."""
+    next run when that before it had ended.  A loop that waited for each waits for its newest."""
     found: dict[str, list[ClientWait]] = {}
-    newest: dict[str, RunSeen] = {}
-    for run in scene.runs.values():
-        # One that has ended without a gang is a part of another one, which was made of several.
-        if not run.client or not (run.count or run.ended is None) or run.submitted == math.inf:
-            continue
-        before, newest[run.client] = newest.get(run.client), run
-        if before is None or before.ended is None:
-            continue
-        if before.end <= run.submitted < before.end + PAUSE:
-            begun = max(start, before.submitted - scene.origin)
-            over = min(end, before.ended - scene.origin, run.submitted - scene.origin)
+    by_client: dict[str, list[RunSeen]] = {}
+    for run in called(scene):
+        by_client.setdefault(run.client, []).append(run)
+    for client, runs in by_client.items():
+        newest = runs[-1]
+        waits = [(a.submitted, _until(a, b), b.waited) for a, b in pairwise(runs)]
+        if newest.ended is None and in_turn(runs):
+            waits.append((newest.submitted, math.inf, newest.waited))
+        for since, until, line in waits:
+            begun, over = max(start, since - scene.origin), min(end, until - scene.origin)
             if begun < over:
-                found.setdefault(run.client, []).append(ClientWait(begun, over, run.waited))
+                found.setdefault(client, []).append(ClientWait(begun, over, line))
     return found
 
 
