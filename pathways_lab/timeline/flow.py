@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from pathways_lab.core.program.program import Call, Plan, ValueId
 from pathways_lab.timeline.records import Event, Record
@@ -26,6 +25,8 @@ RUNS = 4096
 """Runs of which it is remembered what they are runs of."""
 MADE = 16_384
 """Buffers of which it is remembered which run makes them."""
+FEW = 32
+"""Buffers that a run reads, and makes, that its record names, at most: the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Stage:
     slice: where it computes, or where a transfer arrives.
     nbytes: bytes of its outputs on one device.
     after: the steps that make its inputs.
+    reads, makes: the inputs of the program that it reads, and the results that it makes, by their
+    places among the first :data:`FEW`.
     """
 
     transfer: bool
@@ -43,15 +46,24 @@ class Stage:
     nbytes: int
     after: tuple[int, ...]
     line: str = ""
+    reads: tuple[int, ...] = ()
+    makes: tuple[int, ...] = ()
 
 
 Flow = tuple[Stage, ...]
 """A program's steps, in its linear order."""
 
+Result = tuple[int, int]
+"""A run, and a place among its results."""
+
 
 def described(plan: Plan) -> list[list[Any]]:
     """The steps of *plan* as plain data, for the record of its registration."""
     made: dict[ValueId, int] = {}
+    inputs = {value: place for place, value in enumerate(plan.inputs[:FEW])}
+    outputs: dict[ValueId, list[int]] = {}
+    for place, value in enumerate(plan.outputs[:FEW]):
+        outputs.setdefault(value, []).append(place)
     out: list[list[Any]] = []
     for number, step in enumerate(plan.steps):
         node = step.node
@@ -62,7 +74,10 @@ def described(plan: Plan) -> list[list[Any]]:
         after = sorted({made[value] for value in read if value in made})
         nbytes = sum(plan.values[value].nbytes for value in wrote)
         line = str(node.line) if node.line.number else ""
-        out.append([not call, node.name, -1 if where is None else where, nbytes, after, line])
+        about = [not call, node.name, -1 if where is None else where, nbytes, after, line]
+        reads = sorted({inputs[value] for value in read if value in inputs})
+        makes = [place for value in wrote for place in outputs.get(value, ())]
+        out.append([*about, reads, makes] if reads or makes else about)
         made.update(dict.fromkeys(wrote, number))
     return out
 
@@ -79,9 +94,27 @@ def flow_of(plan: Plan) -> Flow:
 
 def _stages(steps: Iterable[Sequence[Any]]) -> Flow:
     return tuple(
-        Stage(bool(transfer), str(node), int(where), int(nbytes), tuple(map(int, after)), str(line))
-        for transfer, node, where, nbytes, after, line in steps
+        Stage(
+            bool(transfer),
+            str(node),
+            int(where),
+            int(nbytes),
+            tuple(map(int, after)),
+            str(line),
+            *(tuple(map(int, places)) for places in few),
+        )
+        for transfer, node, where, nbytes, after, line, *few in steps
     )
+
+
+class _Known(NamedTuple):
+    """A program: its steps, and which of them makes each of its results."""
+
+    flow: Flow
+    makers: dict[int, int]
+
+
+_UNKNOWN = _Known((), {})
 
 
 class Flows:
@@ -91,10 +124,10 @@ class Flows:
     """
 
     def __init__(self) -> None:
-        self._plans: dict[str, Event | Flow] = {}
+        self._plans: dict[str, Event | _Known] = {}
         self._runs: dict[int, str] = {}
-        self._made: dict[int, int] = {}
-        self._before: dict[int, tuple[int, ...]] = {}
+        self._made: dict[int, Result] = {}
+        self._before: dict[int, dict[int, Result]] = {}
 
     def add(self, record: Record) -> None:
         """Fold one record."""
@@ -110,15 +143,15 @@ class Flows:
                 gone = next(iter(self._runs))
                 del self._runs[gone]
                 self._before.pop(gone, None)
-            made = self._made
-            found = [made[buffer] for buffer in record.args.get("reads", ()) if buffer in made]
-            if found:
-                self._before[record.run] = tuple(dict.fromkeys(found))
-            made.update(dict.fromkeys(record.args.get("makes", ()), record.run))
+            made, reads = self._made, enumerate(record.args.get("reads", ()))
+            if found := {place: made[buffer] for place, buffer in reads if buffer in made}:
+                self._before[record.run] = found
+            results = enumerate(record.args.get("makes", ()))
+            made.update((buffer, (record.run, place)) for place, buffer in results)
             while len(made) > MADE:
                 del made[next(iter(made))]
 
-    def _use(self, key: str, plan: Event | Flow | None) -> None:
+    def _use(self, key: str, plan: Event | _Known | None) -> None:
         self._plans.pop(key, None)
         if plan is not None:
             self._plans[key] = plan
@@ -127,25 +160,39 @@ class Flows:
 
     def before(self, run: int) -> tuple[int, ...]:
         """The runs whose results a run reads, as far as is remembered."""
-        return self._before.get(run, ())
+        return tuple(dict.fromkeys(other for other, _ in self._before.get(run, {}).values()))
 
-    def after(self, run: int) -> list[int]:
-        """The runs that read results of a run, as far as is remembered."""
-        return [reader for reader, before in self._before.items() if run in before]
+    def sources(self, run: int, step: int) -> list[tuple[int, int]]:
+        """The steps of other runs whose results a step reads, as far as is remembered."""
+        found, flow = self._before.get(run, {}), self.run(run)
+        reads = flow[step].reads if found and step < len(flow) else ()
+        results = [found[place] for place in reads if place in found]
+        made = ((other, self._known(other).makers.get(place, -1)) for other, place in results)
+        return [(other, n) for other, n in made if n >= 0]
+
+    def users(self, run: int, step: int) -> list[tuple[int, int]]:
+        """The steps of other runs that read results of a step, as far as is remembered."""
+        makes = {(run, place) for place in self.run(run)[step].makes}
+        return [
+            (other, n)
+            for other, found in self._before.items()
+            if makes and (places := {place for place, result in found.items() if result in makes})
+            for n, stage in enumerate(self.run(other))
+            if not places.isdisjoint(stage.reads)
+        ]
 
     def run(self, run: int) -> Flow:
         """The steps of a run's program."""
+        return self._known(run).flow
+
+    def _known(self, run: int) -> _Known:
         key = self._runs.get(run, "")
-        known = self._plans.get(key, ())
+        known = self._plans.get(key, _UNKNOWN)
         if isinstance(known, Event):  # read when somebody asks: most are never asked for
-            known = self._plans[key] = read(known)
+            flow = read(known)
+            makers = {place: n for n, stage in enumerate(flow) for place in stage.makes}
+            known = self._plans[key] = _Known(flow, makers)
         return known
-
-
-def only(flow: Flow) -> int:
-    """The step of a program that is its only computation, -1 where there are none or more."""
-    found = list(islice((n for n, stage in enumerate(flow) if not stage.transfer), 2))
-    return found[0] if len(found) == 1 else -1
 
 
 def flows(records: Iterable[Record]) -> Flows:

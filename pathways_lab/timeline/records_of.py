@@ -25,9 +25,6 @@ from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.timeline import flow
 from pathways_lab.timeline.records import Event, Record
 
-FEW = 32
-"""Buffers that a run reads, and makes, that its record names, at most."""
-
 
 class HostKnown(Protocol):
     """A host as its driver knows it.  emulated: its devices stand in for accelerators."""
@@ -245,7 +242,7 @@ def _client_left(event: m.ClientLeft, registry: Registry) -> Event:
 
 
 def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
-    reads = tuple([buffer for buffer in event.inputs if buffer is not None][:FEW])
+    reads = event.inputs[: flow.FEW]
     return Event(
         "submitted",
         event.time,
@@ -253,8 +250,8 @@ def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
         args={
             "priority": event.priority,
             "plan": event.plan,
-            **({"reads": reads} if reads else {}),
-            "makes": event.outputs[:FEW],
+            **({"reads": reads} if any(buffer is not None for buffer in reads) else {}),
+            "makes": event.outputs[: flow.FEW],
             **({"data": dict(event.data)} if event.data else {}),
             **({"waited": str(event.waited)} if event.waited.number else {}),
         },

@@ -466,6 +466,15 @@ class Waits:
                 yield INPUT, begun, arrival.start
         for end in ends:
             yield INPUT, begun, end
+        for maker, step in self._flows.sources(gang.run, gang.step):
+            arrival = (
+                self._runs[maker].arrived.get(gang.host, {}).get(step)
+                if maker in self._runs
+                else None
+            )
+            if arrival is not None and arrival.end <= start:
+                yield TRANSFER, arrival.start, arrival.end
+                yield INPUT, begin, arrival.start
         for maker in self._flows.before(gang.run):
             # No place would have helped: the run has waited for its results since it was submitted.
             if maker in self._runs and self._runs[maker].over <= start:

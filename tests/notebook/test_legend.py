@@ -24,6 +24,17 @@ def test_a_program_has_a_colour_in_the_legend_where_a_bar_stands_for_several_fun
     assert dict(legend(("queues",), (scene, 1.0)))[several] == told
 
 
+def test_calls_that_went_as_one_run_are_not_in_the_legend_twice() -> None:
+    cluster = Cluster(1)
+    end = cluster.gang(0, 1, 0, "f", "f", "", 0.0, 0.1, 0.0)
+    for step, node in enumerate("fg"):
+        end = cluster.gang(0, 2, step, "f, g", node, "", end, 0.1, 0.0)
+    told = legend(("queues",), (scene_at(cluster.records, end), end))
+    assert [(program, [name for name, _ in entries]) for program, entries in told[:2]] == [
+        ("f", ["f"]), ("f, g", ["g"]),
+    ]  # fmt: skip
+
+
 def test_an_empty_lane_is_in_the_legend_where_there_is_one() -> None:
     cluster = Cluster(islands=1)
     end = cluster.pipeline(at=0.0)

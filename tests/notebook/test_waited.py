@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
-from pathways_lab.notebook.scene.awaited import client_waits, device_at, readers, wait_at
+from pathways_lab.notebook.scene.awaited import client_waits, device_at, sources, users, wait_at
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.header import Header
 from pathways_lab.notebook.scene.scene import RUNS
 from pathways_lab.notebook.scene.text import NAMED, card, wait_card
 from pathways_lab.notebook.view.picture import Picture, Wanted
-from pathways_lab.timeline.flow import Stage
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 from pathways_lab.timeline.waits import known_order
@@ -156,15 +155,17 @@ def test_of_many_only_some_are_named() -> None:
 
 
 def test_results_are_followed_through_transfers_and_no_further() -> None:
-    def stage(after: tuple[int, ...], transfer: bool = False) -> Stage:
-        return Stage(transfer, "n", 0, 8, after)
-
-    flow = (
-        stage(()), stage((0,), True), stage((1,), True), stage((2,)), stage((3,)), stage((0,)),
-    )  # fmt: skip
-    assert readers(flow, 0) == [3, 5]
-    assert readers(flow, 2) == [3], "of a transfer"
-    assert readers(flow, -1) == readers((), 0) == []
+    steps = [
+        [n in (1, 2), "n", 0, 8, after, ""] for n, after in enumerate(([], [0], [1], [2], [3], [0]))
+    ]
+    scene = picture([
+        Event("plan", 0.0, args={"plan": "p", "steps": steps}),
+        Event("submitted", 0.0, run=1, program="p", args={"plan": "p"}),
+    ]).scene  # fmt: skip
+    assert users(scene, 1, 0) == [(1, 3), (1, 5)]
+    assert users(scene, 1, 2) == [(1, 3)], "of a transfer"
+    assert sources(scene, 1, 3) == [(1, 0)]
+    assert users(scene, 1, -1) == sources(scene, 1, -1) == users(scene, 2, 0) == []
 
 
 def calls(*nodes: str) -> list[Record]:
@@ -172,8 +173,8 @@ def calls(*nodes: str) -> list[Record]:
     which is there after 0.3 s."""
     cluster, end = Cluster(len(nodes)), 0.3
     for run, node in enumerate(nodes, 1):
-        moved = [[True, "", run - 1, 8, [], ""]] * (run > 1)
-        steps = [*moved, [False, node, run - 1, 8, [0] * len(moved), ""]]
+        moved = [[True, "", run - 1, 8, [], "", [0], []]] * (run > 1)
+        steps = [*moved, [False, node, run - 1, 8, [0] * len(moved), "", [], [0]]]
         args = {"plan": node, "reads": [71] if run > 1 else [], "makes": [70 + run]}
         cluster.records += [
             Event("plan", 0.0, args={"plan": node, "steps": steps}),
@@ -213,15 +214,36 @@ def test_a_place_that_was_withheld_for_another_computation_is_not_what_inputs_wa
     assert dict(chosen(records, 0.2, 1.55).chosen)["behind"] == "f on island0"
 
 
-def test_a_program_of_several_computations_does_not_say_which_of_them_reads_what() -> None:
+def test_a_program_of_several_computations_says_which_of_them_reads_what() -> None:
     records = calls("f", "g")
-    two = [[False, "g", 1, 8, [], ""], [False, "h", 1, 8, [], ""]]
+    two = [[False, "h", 1, 8, [], ""], [False, "g", 1, 8, [], "", [0], []]]
     records = [
         replace(r, args={"plan": "g", "steps": two}) if r.args.get("plan") == "g"
         and r.kind == "plan" else r
         for r in records
     ]  # fmt: skip
-    assert not dict(card(picture(records).scene, number(1, 0)).facts)["results to"]
+    scene = picture(records).scene
+    assert dict(card(scene, number(1, 0)).facts)["results to"] == "g"
+    assert sources(scene, 2, 1) == [(1, 0)]
+    assert not sources(scene, 2, 0), "h reads nothing"
+
+
+def test_a_wait_for_a_transfer_that_is_a_run_of_its_own_names_it() -> None:
+    cluster, own = Cluster(2), {"f": 1, "t": 2, "g": 3}
+    for name, run in own.items():
+        about = [name == "t", name, int(name != "f"), 8, [], "", [0][: run - 1], [0]]
+        args = {"plan": name, "reads": [69 + run], "makes": [70 + run]}
+        cluster.records += [
+            Event("plan", 0.0, args={"plan": name, "steps": [about]}),
+            Event("submitted", 0.0, run=run, program=name, args=args),
+        ]
+    cluster.gang(0, 1, 0, "f", "f", "a.py:1:", 0.0, 0.3, 0.0)
+    cluster.transfer(0, 1, 2, 0, "t", "", 0.3, 0.1)
+    cluster.gang(1, 3, 0, "g", "g", "a.py:2:", 0.4, 0.3, 0.0)
+    moved = chosen(cluster.records, 0.35, 1.55)
+    assert dict(moved.chosen)["behind"] == "transfer of 1 MiB from island0/host0, results of f"
+    assert moved.arrows == ((number(2, 0), number(3, 0)),)
+    assert dict(chosen(cluster.records, 0.1, 1.55).chosen)["behind"] == "f on island0"
 
 
 def test_a_card_tells_for_how_long_the_devices_had_another_computation_before() -> None:

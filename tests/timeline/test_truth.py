@@ -46,4 +46,5 @@ def test_a_run_that_takes_the_result_of_another_one_says_so():
     runs = [r.run for r in found if isinstance(r, Event) and r.kind == "submitted"]
     known = flows(found)
     assert [known.before(run) for run in runs] == [(), (runs[0],), (runs[1],)]
-    assert known.after(runs[0]) == [runs[1]]
+    assert [known.sources(run, 0) for run in runs] == [[], [(runs[0], 0)], [(runs[1], 0)]]
+    assert known.users(runs[0], 0) == [(runs[1], 0)]

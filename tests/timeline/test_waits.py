@@ -142,6 +142,30 @@ def test_the_obstacle_that_came_last_has_the_blame():
     assert one(*late) == one(*story)  # nothing but the transfer was awaited until 7.0
 
 
+def test_a_transfer_that_is_a_run_of_its_own_has_the_blame_as_one_within_a_run():
+    """A value that was moved by a call: its maker, the transfer and the reader are three runs."""
+    steps = {
+        "a": [False, "a", 1, 8, [], "", [], [0]],
+        "t": [True, "transfer", 0, 8, [], "", [0], [0]],
+        "b": [False, "b", 0, 8, [], "", [0], []],
+    }
+    plans = [Event("plan", 0.0, args={"plan": key, "steps": [step]}) for key, step in steps.items()]
+    runs = [
+        Event("submitted", 1.0, run=run, args={"plan": key, "reads": reads, "makes": makes})
+        for run, (key, reads, makes) in enumerate(
+            (("a", (), (71,)), ("t", (71,), (72,)), ("b", (72,), ())), 1
+        )
+    ]
+    story = [
+        *plans, *runs,
+        Span("gang", 1.0, 5.0, "j", "j/h", (0,), 1, 0, "a", "a", args={"slice": 1}),
+        Span("transfer", 5.0, 7.0, "i", "i/h", (0,), 2, 0, "t", "transfer"),
+        gang(7.5, 9.0, run=3),
+    ]  # fmt: skip
+    expected = {NOTHING: 2.0, INPUT: 4.0, TRANSFER: 2.0, DISPATCH: 0.5, RUNNING: 1.5}
+    assert one(*story) == expected
+
+
 @pytest.mark.parametrize(("told", "cause"), [("memory", MEMORY), ("turn", TURN)])
 def test_a_run_that_was_not_admitted_waited_for_what_the_core_says(told, cause):
     why = {"since": 2.0, "waited_for": told}

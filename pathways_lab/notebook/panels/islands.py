@@ -129,7 +129,8 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="islands",
         title="Islands",
-        note=f"each {'device' if _single(scene) else 'host'}'s busy share of the time drawn",
+        note=f"each {'device' if _single(scene) else 'host'}'s newest computation, and its busy"
+        " share of the time drawn",
         height=26 + round(deep * (38 if deep <= 2 else 26)),
         x=(0.0, 1.0),
         y=(-1.0, deep - 0.5),

@@ -12,7 +12,7 @@ Paper: section 4.2 (programs as sharded dataflow), 4.5 (grants ahead of the data
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, Scene
 from pathways_lab.timeline.bars import GANG, Bar
-from pathways_lab.timeline.flow import Flow, Stage, only
+from pathways_lab.timeline.flow import Flow, Stage
 from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.planned import RunSeen
@@ -48,19 +48,6 @@ def makers(flow: Flow, step: int) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def readers(flow: Flow, step: int) -> list[int]:
-    """The computations that use the results of a step, also those that transfers bring them."""
-    moved, found = {step}, []
-    for n in range(step + 1, len(flow)) if step >= 0 else ():
-        if moved.isdisjoint(flow[n].after):
-            continue
-        if flow[n].transfer:
-            moved.add(n)
-        else:
-            found.append(n)
-    return found
-
-
 PAUSE = 1.0
 """Seconds between two runs of a client from which on it does something else."""
 
@@ -77,24 +64,32 @@ class ClientWait(NamedTuple):
 
 
 def sources(scene: Scene, run: int, step: int) -> list[GangKey]:
-    """The computations that make the inputs of a step.  They may be those of other runs, where it
-    is known which computation of each it is: that of a call."""
-    flows = scene.flows
-    flow = flows.run(run)
-    found = [(run, n) for n in makers(flow, step)]
-    if found or not 0 <= step < len(flow) or only(flow) < 0:
-        return found
-    return [(other, n) for other in flows.before(run) if (n := only(flows.run(other))) >= 0]
+    """The computations that make the inputs of a step, in its run and in others."""
+    flow = scene.flows.run(run)
+    if not 0 <= step < len(flow):
+        return []
+    before = [(run, n) for n in flow[step].after] + scene.flows.sources(run, step)
+    return _computations(scene, before, sources)
 
 
 def users(scene: Scene, run: int, step: int) -> list[GangKey]:
-    """The same of computations that use the results of a step."""
-    flows = scene.flows
-    flow = flows.run(run)
-    found = [(run, n) for n in readers(flow, step)]
-    if found or step < 0 or step != only(flow):
-        return found
-    return [(other, n) for other in flows.after(run) if (n := only(flows.run(other))) >= 0]
+    """The computations that use the results of a step, in its run and in others."""
+    flow = scene.flows.run(run)
+    if not 0 <= step < len(flow):
+        return []
+    after = [(run, n) for n in range(step + 1, len(flow)) if step in flow[n].after]
+    return _computations(scene, after + scene.flows.users(run, step), users)
+
+
+def _computations(
+    scene: Scene, steps: list[GangKey], beyond: Callable[[Scene, int, int], list[GangKey]]
+) -> list[GangKey]:
+    """Some steps, and in the place of transfers what is *beyond* them."""
+    found: list[GangKey] = []
+    for run, step in steps:
+        moves = scene.flows.run(run)[step].transfer
+        found += beyond(scene, run, step) if moves else [(run, step)]
+    return list(dict.fromkeys(found))
 
 
 class Made(NamedTuple):

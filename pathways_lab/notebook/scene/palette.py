@@ -169,7 +169,8 @@ class Palette:
         """``(program, [(functions, colour), ...])`` of nodes that are *shown*, each with its
         program.
 
-        Functions of one colour share an entry; operations between calls come last.
+        Functions of one colour share an entry; operations between calls come last.  Calls that
+        went as one run have no second entry beside those that went apart.
         """
         wanted = {(program, family(node)) for program, node in shown}
         out = []
@@ -183,7 +184,12 @@ class Palette:
             entries += [("between calls", BETWEEN)] * (between is not None)
             if entries:
                 out.append((program, entries))
-        return out
+        apart = {entry for program, entries in out if ", " not in program for entry in entries}
+        kept = (
+            (program, [e for e in entries if ", " not in program or e not in apart])
+            for program, entries in out
+        )
+        return [(program, entries) for program, entries in kept if entries]
 
 
 def _listed(names: list[str]) -> str:

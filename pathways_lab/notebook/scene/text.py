@@ -253,10 +253,10 @@ def _place(scene: Scene, lane: Lane, bar: Bar) -> str:
 def _behind(scene: Scene, lane: Lane, wait: Bar) -> tuple[str, str, float] | None:
     """The thing that a wait was for, in words that begin with its name, its line, and the number of
     the gang or the transfer."""
-    cause, run = MARKS[wait.kind], scene.runs.get(wait.run)
+    cause, of = MARKS[wait.kind], (wait.run, *scene.flows.before(wait.run))
     if wait.step < 0:
         return None
-    if cause == TRANSFER and run is not None:
+    for run in filter(None, map(scene.runs.get, of)) if cause == TRANSFER else ():
         for span in reversed(run.transfers):
             if span.host == lane.host and abs(span.end - wait.end) <= SAME:
                 moved = f"transfer of {size(float(span.args.get('nbytes', 0)))}"
