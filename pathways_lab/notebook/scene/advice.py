@@ -77,7 +77,7 @@ LINE = 48
 """Characters of a line at most, within a sentence."""
 
 OWN = 0.5
-"""Share of a host's lateness that must be of a function that takes it longer."""
+"""Share of a host's lateness that must be of functions that take it longer."""
 
 LATE = 0.05
 """Share of what is shown by which a host must be late to be named."""
@@ -156,8 +156,7 @@ def advice(scene: Scene, now: float) -> str:
             found.append((idle, False, partial(_told, first, remedy, island, times[island])))
     for island, time in times.items():
         lately = settled[island]
-        host, by = _latest(scene, behind, end - start, island, now)
-        longer = _longer(scene, host, now) if host else ""
+        host, by, longer = _latest(scene, behind, end - start, island, now)
         slow = slow or _late(host, by, longer)
         seen = [cause for cause in WAITS if time.share(cause) > SEEN] or WAITS
         cause = max(seen, key=lambda cause: lately.share(cause) * _weight(cause))
@@ -223,14 +222,6 @@ def _told(
         f"has nothing to do {nothing} %" if nothing else "",
     ]
     return f"{first}: {island} {', '.join(filter(None, parts))}; {remedy}"
-
-
-def _longer(scene: Scene, host: str, now: float) -> str:
-    """The function that takes a late host longer than others, and by how much."""
-    node, longer = scene.slowest(host, now)
-    if longer <= 0:
-        return ""
-    return f"{node}{line_of(scene, node)} takes it up to {duration(longer, 2)} longer"
 
 
 def _late(host: str, by: float, *more: str) -> str:
@@ -379,8 +370,9 @@ def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:
 
 def _latest(
     scene: Scene, behind: dict[str, float], shown: float, island: str, now: float
-) -> tuple[str, float]:
-    """The host of an island that ends computations later than others, and by how much (seconds).
+) -> tuple[str, float, str]:
+    """The host of an island that ends computations later than others, by how much (seconds), and
+    the function that takes it longer in words.
 
     behind: by host, seconds by which it does.  shown: seconds.  "" where that is not worth a word,
     and where they take it no longer: it began late, for its inputs came late.
@@ -388,9 +380,13 @@ def _latest(
     here = {host.name for host in scene.machine.hosts_of(island)}
     late = {host: by for host, by in behind.items() if host in here}
     host = max(late, key=lambda host: late[host], default="")
-    if not host or late[host] < LATE * shown or scene.slowest(host, now)[1] < OWN * late[host]:
-        return "", 0.0
-    return host, late[host]
+    if not host or late[host] < LATE * shown:
+        return "", 0.0, ""
+    node, longer, own = scene.slowest(host, now)
+    if own < OWN * late[host]:
+        return "", 0.0, ""
+    words = f"{node}{line_of(scene, node)} takes it up to {duration(longer, 2)} longer"
+    return host, late[host], words if longer > 0 else ""
 
 
 def _uneven(scene: Scene, times: dict[str, Spent]) -> str:

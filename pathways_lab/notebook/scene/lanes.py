@@ -146,6 +146,18 @@ class Differed(NamedTuple):
     node: str
 
 
+class Slowest(NamedTuple):
+    """The function that takes a late host longer.
+
+    longer: the most that one computation took it longer.  own: how much of the most by which it
+    was late its own computations took it longer.  All in seconds.
+    """
+
+    node: str
+    longer: float
+    own: float
+
+
 Differing = dict[str, deque[Differed]]
 """By host, the newest times that it differed."""
 
@@ -248,15 +260,21 @@ class Alike:
                 out[host] = max(differed.by, out.get(host, 0.0))
         return out
 
-    def slowest(self, host: str, start: float) -> tuple[str, float]:
+    def slowest(self, host: str, start: float) -> Slowest:
         """The function that took a late host most time beyond what is usual, from *start* on, all
-        its computations together, and the most that one of them took it longer (seconds)."""
+        its computations together."""
         longer: dict[str, list[float]] = {}
-        for each, differed in self._later(start):
-            if each == host:
+        latest = own = most = 0.0
+        for each, differed in self._later(float("-inf")):
+            if each != host:
+                continue
+            # One that begins late ends late: what computations took it longer adds up until then.
+            own = min(differed.by, max(0.0, own + differed.longer))
+            if differed.until >= start:
                 longer.setdefault(differed.node, []).append(differed.longer)
+                latest, most = max((latest, most), (differed.by, own))
         node = max(longer, key=lambda node: sum(longer[node]), default="")
-        return node, max(longer[node], default=0.0) if node else 0.0
+        return Slowest(node, max(longer[node], default=0.0) if node else 0.0, most)
 
     def _later(self, start: float) -> Iterator[tuple[str, Differed]]:
         told = ((host, each) for host, times in self.late.items() for each in times)
