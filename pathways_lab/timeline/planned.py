@@ -134,6 +134,11 @@ class RunSeen:
         return self._gangs
 
     @property
+    def placed(self) -> bool:
+        """Whether any of its gangs had a place."""
+        return bool(self.count or self.windows or self._places)
+
+    @property
     def granted(self) -> dict[int, float]:
         """By step, when it got its places, in seconds."""
         columns = (

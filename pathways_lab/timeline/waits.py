@@ -532,7 +532,8 @@ def blame(
 ) -> list[tuple[str, float, float]]:
     """The time between two moments (seconds) divided among causes, latest part first.
 
-    obstacles: ``(cause, from, until)``; of those that end together the first has the blame.
+    obstacles: ``(cause, from, until)``; of those that end together the first has the blame.  Times
+    of one cause that follow each other are one wait.
     """
     out: list[tuple[str, float, float]] = []
 
@@ -540,7 +541,8 @@ def blame(
         nonlocal until
         start = max(start, since)
         if start < until:
-            out.append((cause, start, until))
+            over = out.pop()[2] if out and out[-1][0] == cause else until
+            out.append((cause, start, over))
             until = start
 
     for cause, begin, end in sorted(obstacles, key=lambda o: -o[2]):

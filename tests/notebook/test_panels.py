@@ -164,7 +164,7 @@ def test_a_device_works_on_one_gang_at_a_time() -> None:
     scene = scene_at(cluster.records, 1.0)
     plot = panel("queues", scene, 1.0)
     assert column(plot, "queues-open", "left") == [pytest.approx(0.1)]
-    assert list(plot.readouts.values()) == ["1 waiting"]
+    assert list(plot.readouts.values()) == ["1 queued"]
     scene.add([Span("gang", 0.1, 1.5, "island0", "island0/host0", (0,), 1, 0, "p", "n0")], 2.0)
     plot = panel("queues", scene, 2.0)
     assert column(plot, "queues-open", "left") == [1.5]

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 
 from pathways_lab.notebook.panels import PANELS
-from pathways_lab.notebook.scene.awaited import client_waits, device_at, sources, users, wait_at
+from pathways_lab.notebook.scene.awaited import (
+    client_waits,
+    device_at,
+    sources,
+    users,
+    wait_at,
+    waits_so_far,
+)
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.header import Header
-from pathways_lab.notebook.scene.scene import RUNS
+from pathways_lab.notebook.scene.scene import MARKS, RUNS, UNKNOWN
 from pathways_lab.notebook.scene.text import NAMED, card, wait_card
 from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.timeline.log import Timeline
@@ -228,6 +235,20 @@ def test_a_program_of_several_computations_says_which_of_them_reads_what() -> No
     assert not sources(scene, 2, 0), "h reads nothing"
 
 
+def test_a_device_waits_for_a_run_that_has_no_places_yet_and_says_for_what() -> None:
+    """Its cause may still be another one, memory for example."""
+    made = calls("f", "g")
+    about: dict[str, Any] = {"run": 9, "program": "old"}
+    old = Span("gang", 0.0, 0.05, "island1", "island1/host0", (0, 1, 2, 3), step=0, **about)
+    records = [*made, Event("submitted", 0.0, **about), old, Event("finished", 0.05, **about)]
+    granted = [r for r in made if isinstance(r, Event) and r.kind == "granted" and r.run == 2]
+    for now, readout in ((0.2, "needs f"), (0.32, "f on its way")):
+        known = [r for r in records if arrival(r) <= now and r not in granted]
+        scene = picture(known, now=now).scene
+        assert {MARKS[int(kind)] for kind in waits_so_far(scene, now)["kind"]} == {UNKNOWN}
+        assert readout in PANELS["queues"](scene, now).readouts.values()
+
+
 def test_a_wait_for_a_transfer_that_is_a_run_of_its_own_names_it() -> None:
     cluster, own = Cluster(2), {"f": 1, "t": 2, "g": 3}
     for name, run in own.items():
@@ -284,23 +305,28 @@ def test_a_client_that_waits_for_long_has_a_lane_with_its_line(ahead: bool) -> N
         "choices"
     ]
     assert max(layers["queues-clients"]["bottom"]) < plot.y[1]
+    assert told["choices"].count(["its own work", ""]) == 2, "between two waits"
 
 
 @pytest.mark.parametrize("waited", [True, False])
-def test_a_loop_that_waited_for_each_run_waits_for_its_newest(waited: bool) -> None:
-    """Nine runs take 0.4 s each; the client made the next one when that before it had ended, or
-    half its time before."""
-    cluster = Cluster(1)
-    for n in range(9):
-        of: dict[str, Any] = {"run": n + 1, "program": "p", "client": "kernel-1"}
-        begun = 0.4 * n
-        cluster.records.append(Event("submitted", begun - 0.2 * (not waited), **of))
-        if n < 8:
-            end = cluster.gang(0, n + 1, 0, "p", "f", "", begun, 0.4, begun)
+def test_a_loop_that_waited_for_each_call_of_a_program_waits_for_its_newest(waited: bool) -> None:
+    """Calls of q follow those of p at once, or when they have ended; the client waits for those of
+    q, half a second each, or makes the next ones half of that time before."""
+    cluster, line = Cluster(1), "cell.py:4: y.block_until_ready()"
+    for n in range(18):
+        of: dict[str, Any] = {"run": n + 1, "program": "pq"[n % 2], "client": "kernel-1"}
+        begun = (n // 2 + 0.25 * (n % 2)) / 2
+        args = {"waited": line} if waited and n and n % 2 == 0 else {}
+        asked = (n // 2 - 0.5 * (not waited)) / 2
+        cluster.records.append(Event("submitted", asked, args=args, **of))
+        if n < 17:
+            end = cluster.gang(
+                0, n + 1, 0, of["program"], "f", "", begun, 0.125 + 0.25 * (n % 2), asked
+            )
             cluster.records.append(Event("finished", end, **of))
-    scene = picture(cluster.records, now=3.5).scene
-    waits = client_waits(scene, 0.0, 3.5).get("kernel-1", [])
-    assert [wait.end for wait in waits][-1:] == ([pytest.approx(3.5)] if waited else [])
+    scene = picture(cluster.records, now=4.3).scene
+    waits = client_waits(scene, 0.0, 4.3).get("kernel-1", [])
+    assert [wait[1:] for wait in waits][-1:] == ([(pytest.approx(4.3), line)] if waited else [])
 
 
 def test_a_client_whose_runs_are_too_many_has_its_lane_for_those_that_are_remembered() -> None:

@@ -12,6 +12,7 @@ Paper: section 2 (devices are FIFO queues of non-preemptible computations).
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,9 @@ NOTE = "hatched: still computes; thin: arrives; line: waits"
 
 CLIENTS, LONG = 3, 0.2
 """Clients whose waiting is drawn, at most, and the share of the time from which on it is."""
+
+OTHERWISE = "its own work", ""
+"""The ways to say that a client does not wait."""
 
 FAINT = 0.25
 """Share of the delay of the latest host above which other hosts are said to be late, too."""
@@ -194,15 +198,23 @@ def _boxes(clients: dict[str, list[ClientWait]], at: dict[float, str]) -> Growin
 def _lines(
     scene: Scene, clients: dict[str, list[ClientWait]], now: float, at: dict[float, str]
 ) -> dict[str, list[Any]]:
-    """The lines at which clients wait, above their marks."""
+    """The lines at which clients wait, above their marks, and that they do something else between
+    two of these."""
     start, end = scene.range(now)
-    waits = [(row, wait) for row, client in at.items() for wait in clients[client]]
-    rooms = np.array([wait.end - wait.start for _, wait in waits]) / (end - start)
-    fits = [waits[n] for n in _widest(rooms)]
+    waits = [
+        (row, wait.start, wait.end, _waiting_at(wait.line))
+        for row, client in at.items() for wait in clients[client]
+    ]  # fmt: skip
+    waits += [
+        (row, before.end, after.start, OTHERWISE)
+        for row, client in at.items() for before, after in pairwise(clients[client])
+    ]  # fmt: skip
+    rooms = np.array([until - since for _, since, until, _ in waits]) / (end - start)
+    fits = [(*waits[n][:3], (waits[n][3], float(rooms[n]))) for n in _widest(rooms)]
     return {
-        "x": [(wait.start + wait.end) / 2 for _, wait in fits],
-        "y": [row - 0.17 for row, _ in fits],
-        **_fitted([(_waiting_at(w.line), (w.end - w.start) / (end - start)) for _, w in fits]),
+        "x": [(since + until) / 2 for _, since, until, _ in fits],
+        "y": [row - 0.17 for row, _, _, _ in fits],
+        **_fitted([words for _, _, _, words in fits]),
     }
 
 
@@ -226,9 +238,9 @@ def _open(scene: Scene, now: float) -> Growing:
 
 
 def _readouts(scene: Scene, now: float) -> dict[float, str]:
-    """By lane: by how much its host is late, or else how many gangs wait behind the running one,
-    or which node an idle lane waits for.  Beside a host that is late, hosts that are hardly so are
-    no news."""
+    """By lane: by how much its host is late by itself, or else how many gangs wait behind the
+    running one, or which node an idle lane waits for.  Beside a host that is late, hosts that are
+    hardly so are no news."""
     out = dict.fromkeys(scene.lanes.rows.labels, "")
     late, idle = scene.late(now), needed(scene)
     least = FAINT * max(late.values(), default=0.0)
@@ -240,9 +252,9 @@ def _readouts(scene: Scene, now: float) -> dict[float, str]:
         if late.get(lane.host, 0.0) > least:
             out[row] = f"{duration(late[lane.host], 2)} late"
         elif len(queue) > 1:
-            out[row] = f"{len(queue) - 1} waiting"
+            out[row] = f"{len(queue) - 1} queued"
         elif not queue and lane in idle:
-            out[row] = f"needs {idle[lane]}"
+            out[row] = idle[lane]
     return out
 
 

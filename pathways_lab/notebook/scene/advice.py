@@ -76,9 +76,6 @@ SEEN = 0.05
 LINE = 48
 """Characters of a line at most, within a sentence."""
 
-OWN = 0.5
-"""Share of a host's lateness that must be of functions that take it longer."""
-
 LATE = 0.05
 """Share of what is shown by which a host must be late to be named."""
 
@@ -119,10 +116,13 @@ _CAUSES = {
 """By cause, the words for what holds devices up, and a remedy."""
 
 _COMES_LATE = (
-    "{} takes long to call {} again",
+    "{} takes long from its last result{} to its next call of {}",
     "have inputs made while devices compute, as lab.feed(make) does, or make calls ahead",
 )
 """The same where devices of all islands have nothing to do."""
+
+_MOVING = "transfers hold up each call of {}, {:.0f} % of the time while no device computes"
+"""The words for a client that waits for each call where bytes are on their way for most of it."""
 
 _OVERLAP = TRANSFER, DISPATCH, INPUT
 """The causes of waiting during which another call may compute."""
@@ -141,50 +141,58 @@ def advice(scene: Scene, now: float) -> str:
     settled = spent(scene, since, end) if since < start else times
     del times[""]  # all of them
     behind = scene.late(now) or scene.late(now, lately=True)
-    # With whether another computation is what holds devices up.
-    found: list[tuple[float, bool, Callable[[], str]]] = [
-        (share, False, partial(_in_turn, scene, *pair, start, end))
+    moving = _moving(scene, start, end) if client else 0.0
+    # With an island that another computation holds up, "" where the cause is another one.
+    found: list[tuple[float, str, Callable[[], str]]] = [
+        (share, "", partial(_in_turn, scene, *pair, start, end))
         for pair, (share, _) in _shared(scene, since, end).items()
         if share > WORTH
     ]
-    slow = ""
+    slow: tuple[str, float, str] | None = None
     if times and not client and (calls := _late_calls(runs)):
         island = min(times, key=lambda island: times[island].nothing)
         program = calls.program + line_of(scene, calls.program)
-        first, remedy = _COMES_LATE[0].format(calls.client, program), _COMES_LATE[1]
+        first, remedy = _COMES_LATE
+        first = first.format(calls.client, lined(calls.waited), program)
         if (idle := settled[island].nothing) > WORTH:
-            found.append((idle, False, partial(_told, first, remedy, island, times[island])))
+            found.append((idle, "", partial(_told, first, remedy, island, times[island])))
     for island, time in times.items():
         lately = settled[island]
-        host, by, longer = _latest(scene, behind, end - start, island, now)
-        slow = slow or _late(host, by, longer)
+        late = _latest(scene, behind, end - start, island, now)
+        slow = slow or late
         seen = [cause for cause in WAITS if time.share(cause) > SEEN] or WAITS
         cause = max(seen, key=lambda cause: lately.share(cause) * _weight(cause))
         share = lately.share(cause)
-        if host and cause == INPUT:
+        if late and cause == INPUT:
             # The devices of a late host are those that the others wait for.
             hosts = len(scene.machine.hosts_of(island))
             part = hosts / max(hosts - 1, 1)
             drawn, share = min(time.share(cause) * part, 1.0), share * part
             rest = f"the rest of {island} waits {100 * drawn:.0f} % of the time for it"
-            tell = partial(_late, host, by, longer, rest)
+            tell = partial(_late, *late, rest)
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
             first, remedy = _CAUSES[cause]
             program = client.program + (lined(client.waited) or line_of(scene, client.program))
-            moved = 100 * time.share(TRANSFER)
-            of = f" ({moved:.0f} % for transfers)" if moved > 100 * WORTH else ""
-            remedy += f"; {_CAUSES[TRANSFER][1]}" if of else ""
             first = first.format(client.client, program)
-            tell = partial(_told, first, remedy, island, time, of=of)
+            if moving > HALF * (1.0 - time.busy):
+                first = _MOVING.format(program, 100 * moving)
+                remedy = f"{_CAUSES[TRANSFER][1]}; {remedy}"
+            elif lately.share(INPUT) > HALF * lately.share(*MARKS):
+                remedy += "; more microbatches in each fill it, too"
+            tell = partial(_told, first, remedy, island, time)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
         if max(share, lately.share(*WAITS)) > WORTH:
-            found.append((share * _weight(cause), cause == INPUT and not host, tell))
+            other = island if cause == INPUT and not late else ""
+            found.append((share * _weight(cause), other, tell))
     if not found:
-        return slow or _full(times)
+        return _late(*slow) if slow else _full(times)
     _, other, said = max(found, key=itemgetter(0))
-    return slow if slow and other else said()  # that computation ends with its latest host
+    if slow is None or not other:
+        return said()
+    # That computation ends with its latest host.
+    return _late(*slow, f"{other} waits {100 * times[other].share(INPUT):.0f} % of the time for it")
 
 
 def _full(times: dict[str, Spent]) -> str:
@@ -226,8 +234,6 @@ def _told(
 
 def _late(host: str, by: float, *more: str) -> str:
     """The sentence about a host that ends computations later than others, by so many seconds."""
-    if not host:
-        return ""
     told = ", and ".join(filter(None, more))
     return (
         f"{host} is up to {duration(by, 2)} late beside the others of its gang"
@@ -342,17 +348,37 @@ def _shared(scene: Scene, start: float, end: float) -> dict[tuple[str, str], tup
     left, right, tops, whats = (bars[name][gangs] for name in ("left", "right", "top", "what"))
     of = np.array(clients)[whats]  # also before what is shown: it may wait for all of that
     waits = _waiting(scene, moments + scene.origin)
+    begun: dict[str, float] = {}  # of what devices compute now
+    for _, _, since, what in scene.running():
+        begun[what.client] = min(begun.get(what.client, math.inf), since - scene.origin)
     took = np.maximum(np.minimum(right, end) - np.maximum(left, start), 0.0)
     found: dict[tuple[str, str], tuple[float, str]] = {}
     for client, waiting in waits.items():
         for other in {*of.tolist()} - {client, ""}:
             shared = np.intersect1d(tops[of == client], tops[of == other])
             here = (of == other) & np.isin(tops, shared)
-            busy = np.searchsorted(np.sort(left[here]), moments, "right")
-            busy -= np.searchsorted(np.sort(right[here]), moments, "right")
+            busy = _within(moments, left[here], right[here]) | (moments >= begun.get(other, np.inf))
             each = zip(names, np.bincount(whats[here], took[here]).tolist(), strict=False)
-            found[client, other] = float(np.mean(waiting & (busy > 0))), _most(each)
+            found[client, other] = float(np.mean(waiting & busy)), _most(each)
     return found
+
+
+def _moving(scene: Scene, start: float, end: float) -> float:
+    """The share of the time between two moments (seconds on the axis) in which transfers are under
+    way and no device computes."""
+    bars: dict[str, Any] = scene.bars.columns()
+    moments = np.linspace(start, end, PARTS)
+    gangs = bars["bottom"] - bars["top"] > 0.5
+    begun = min([since for _, _, since, _ in scene.running()], default=math.inf) - scene.origin
+    computing = _within(moments, bars["left"][gangs], bars["right"][gangs]) | (moments >= begun)
+    moved = _within(moments, bars["left"][~gangs], bars["right"][~gangs])
+    return float(np.mean(moved & ~computing))
+
+
+def _within(moments: Floats, left: Floats, right: Floats) -> NDArray[np.bool_]:
+    """Whether each moment lies within any of some bars."""
+    begun = np.searchsorted(np.sort(left), moments, "right")
+    return begun > np.searchsorted(np.sort(right), moments, "right")
 
 
 def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:
@@ -370,22 +396,19 @@ def _waiting(scene: Scene, moments: Floats) -> dict[str, NDArray[np.bool_]]:
 
 def _latest(
     scene: Scene, behind: dict[str, float], shown: float, island: str, now: float
-) -> tuple[str, float, str]:
+) -> tuple[str, float, str] | None:
     """The host of an island that ends computations later than others, by how much (seconds), and
     the function that takes it longer in words.
 
-    behind: by host, seconds by which it does.  shown: seconds.  "" where that is not worth a word,
-    and where they take it no longer: it began late, for its inputs came late.
+    behind: by host, seconds by which it does.  shown: seconds.  None where that is worth no word.
     """
     here = {host.name for host in scene.machine.hosts_of(island)}
     late = {host: by for host, by in behind.items() if host in here}
     host = max(late, key=lambda host: late[host], default="")
     if not host or late[host] < LATE * shown:
-        return "", 0.0, ""
-    node, longer, own = scene.slowest(host, now)
-    if own < OWN * late[host]:
-        return "", 0.0, ""
-    words = f"{node}{line_of(scene, node)} takes it up to {duration(longer, 2)} longer"
+        return None
+    node, longer = scene.slowest(host, now)
+    words = f"{node}{line_of(scene, node)} takes it up to {duration(longer, 2)} longer each time"
     return host, late[host], words if longer > 0 else ""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -35,7 +35,10 @@ SAME = 1e-6
 
 
 NEAR = 128
-"""Steps among which one is looked for that might have computed earlier."""
+"""Steps among which one is looked for that might compute earlier, or first."""
+
+AHEAD = 16
+"""Runs without places, at most, whose first computations devices wait for."""
 
 
 def makers(flow: Flow, step: int) -> list[int]:
@@ -161,25 +164,27 @@ def later(scene: Scene, run: int, step: int, moment: float) -> Stage | None:
 def missing(scene: Scene, gang: Gang, host: str) -> tuple[str, Gang | None]:
     """The node whose value a gang has not got on a host, "" for none, and the gang that makes it
     if that has not ended."""
-    flow = scene.flows.run(gang.run)
-    for step in flow[gang.step].after if gang.step < len(flow) else ():
-        source = step
-        while flow[source].transfer and flow[source].after:
-            source = flow[source].after[0]
-        made = scene.gangs.by_key.get((gang.run, source))
-        if made is not None and made.state != "done":
-            return made.node, made
-        seen = scene.runs.get(gang.run)
-        arrived = seen is None or (step, host) in [(t.step, t.host) for t in seen.transfers]
-        if step != source and not arrived:
-            return flow[source].node, None
+    made = sources(scene, gang.run, gang.step)
+    for key in made:
+        maker = scene.gangs.by_key.get(key)
+        if maker is not None and maker.state != "done":
+            return maker.node, maker
+    flow, seen = scene.flows.run(gang.run), scene.runs.get(gang.run)
+    arrived = {(moved.step, moved.host) for moved in seen.transfers} if seen else set()
+    for step in flow[gang.step].after if gang.step < len(flow) and seen else ():
+        if flow[step].transfer and (step, host) not in arrived:
+            of = sources(scene, gang.run, step)
+            return (scene.flows.run(of[0][0])[of[0][1]].node if of else flow[step].node), None
     return "", None
 
 
 def nexts(scene: Scene) -> dict[Lane, Gang]:
-    """The gangs that have the next places on devices, and are not launched there."""
+    """The gangs that have the next places on devices, and are not launched there; where there are
+    none, the first ones of runs that have no places yet."""
     out: dict[Lane, Gang] = {}
-    for island in () if scene.final else scene.machine.islands:
+    if scene.final:
+        return out
+    for island in scene.machine.islands:
         seen: set[int] = set()
         for gang in scene.gangs.order(island):
             bound = scene.machine.slices.get(gang.slice)
@@ -189,13 +194,27 @@ def nexts(scene: Scene) -> dict[Lane, Gang]:
             for lane in bound.lanes:
                 if lane not in out and gang.state_on(lane.host) == "granted":
                     out[lane] = gang
+    seen = set()
+    for run in islice((r for r in scene.runs.values() if r.ended is None and not r.placed), AHEAD):
+        for step, stage in enumerate(scene.flows.run(run.run)[:NEAR]):
+            bound = scene.machine.slices.get(stage.slice)
+            if stage.transfer or bound is None or stage.slice in seen:
+                continue
+            seen.add(stage.slice)
+            about = run.program, stage.node, run.client, stage.line, stage.slice
+            for lane in bound.lanes:
+                out.setdefault(lane, Gang(run.run, step, *about))
     return out
 
 
 def needed(scene: Scene) -> dict[Lane, str]:
-    """The nodes whose values the next gangs of devices have not got."""
-    found = {lane: missing(scene, gang, lane.host)[0] for lane, gang in nexts(scene).items()}
-    return {lane: node for lane, node in found.items() if node}
+    """The values that the next gangs of devices have not got, by the nodes that make them."""
+    found = {lane: missing(scene, gang, lane.host) for lane, gang in nexts(scene).items()}
+    return {
+        lane: f"needs {node}" if made else f"{node} on its way"
+        for lane, (node, made) in found.items()
+        if node
+    }
 
 
 def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
@@ -237,7 +256,8 @@ def _until(before: RunSeen, after: RunSeen) -> float:
 
 def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[ClientWait]]:
     """By client, its waits for runs between two moments (seconds on the axis): it submitted the
-    next run when that before it had ended.  A loop that waited for each waits for its newest."""
+    next run when that before it had ended.  A loop that waited for each call of a program waits
+    for the newest one."""
     found: dict[str, list[ClientWait]] = {}
     by_client: dict[str, list[RunSeen]] = {}
     for run in called(scene):
@@ -245,8 +265,10 @@ def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[Clien
     for client, runs in by_client.items():
         newest = runs[-1]
         waits = [(a.submitted, _until(a, b), b.waited) for a, b in pairwise(runs)]
-        if newest.ended is None and in_turn(runs):
-            waits.append((newest.submitted, math.inf, newest.waited))
+        alike = [(_until(a, b), b) for a, b in pairwise(runs) if a.program == newest.program]
+        known = newest.ended is None and len(alike) >= CALLS
+        if known and all(until > -math.inf for until, _ in alike[-CALLS:]):
+            waits.append((newest.submitted, math.inf, alike[-1][1].waited))
         for since, until, line in waits:
             begun, over = max(start, since - scene.origin), min(end, until - scene.origin)
             if begun < over:
@@ -291,11 +313,12 @@ def _waits_so_far(scene: Scene, now: float) -> list[Bar]:
             else:
                 gang, since = next_gangs[lane], max(now, scene.waiting[lane].ended)
                 what = What(gang.node, gang.program, gang.client, gang.line)
-                rest, more = UNKNOWN, _sure(scene, gang, host, busy, since)
+                rest, more = UNKNOWN, _sure(scene, gang, host, busy, since) if gang.places else []
             parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since, more)
             for cause, start, over in parts:
                 # Nothing that is known explains the last part yet.
-                cause = rest if (cause, over) == (DISPATCH, since) else cause
+                known = (key, host) in begun or next_gangs[lane].places
+                cause = cause if known and (cause, over) != (DISPATCH, since) else rest
                 about = what.program, what.node, what.client, what.line, *key
                 mark = Bar(scene.rows.of[lane], MARKS.index(cause), start, over, *about)
                 mark.busy = over - start

@@ -133,6 +133,9 @@ class _Ends:
 NEWEST = 64
 """Differences of a host that are remembered."""
 
+OWN = 0.5
+"""Share of a host's lateness that must be of functions that take it longer."""
+
 
 class Differed(NamedTuple):
     """A host ended or began a gang of *node* earlier or later than usual, by so many seconds.
@@ -144,18 +147,6 @@ class Differed(NamedTuple):
     until: float
     longer: float
     node: str
-
-
-class Slowest(NamedTuple):
-    """The function that takes a late host longer.
-
-    longer: the most that one computation took it longer.  own: how much of the most by which it
-    was late its own computations took it longer.  All in seconds.
-    """
-
-    node: str
-    longer: float
-    own: float
 
 
 Differing = dict[str, deque[Differed]]
@@ -260,21 +251,27 @@ class Alike:
                 out[host] = max(differed.by, out.get(host, 0.0))
         return out
 
-    def slowest(self, host: str, start: float) -> Slowest:
-        """The function that took a late host most time beyond what is usual, from *start* on, all
-        its computations together."""
-        longer: dict[str, list[float]] = {}
-        latest = own = most = 0.0
-        for each, differed in self._later(float("-inf")):
-            if each != host:
-                continue
+    def to_blame(self, start: float, seen: float) -> dict[str, float]:
+        """Those of them whose own computations took longer, and did not only begin late."""
+        own: dict[str, float] = {}
+        latest: dict[str, tuple[float, float]] = {}
+        for host, differed in self._later(float("-inf")):
             # One that begins late ends late: what computations took it longer adds up until then.
-            own = min(differed.by, max(0.0, own + differed.longer))
+            added = max(0.0, own.get(host, 0.0) + differed.longer)
+            own[host] = min(differed.by, added)
             if differed.until >= start:
+                latest[host] = max(latest.get(host, (0.0, 0.0)), (differed.by, own[host]))
+        return {h: by for h, (by, longer) in latest.items() if by > seen and longer >= OWN * by}
+
+    def slowest(self, host: str, start: float) -> tuple[str, float]:
+        """The function that took a late host most time beyond what is usual, from *start* on, all
+        its computations together, and the most that one of them took it longer (seconds)."""
+        longer: dict[str, list[float]] = {}
+        for each, differed in self._later(start):
+            if each == host:
                 longer.setdefault(differed.node, []).append(differed.longer)
-                latest, most = max((latest, most), (differed.by, own))
         node = max(longer, key=lambda node: sum(longer[node]), default="")
-        return Slowest(node, max(longer[node], default=0.0) if node else 0.0, most)
+        return node, max(longer[node], default=0.0) if node else 0.0
 
     def _later(self, start: float) -> Iterator[tuple[str, Differed]]:
         told = ((host, each) for host, times in self.late.items() for each in times)

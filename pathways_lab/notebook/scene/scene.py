@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pathways_lab.notebook.scene.balance import Balance
 from pathways_lab.notebook.scene.device_state import Catalogue, Used, Waiting, What
 from pathways_lab.notebook.scene.heat import Heat
-from pathways_lab.notebook.scene.lanes import SEEN, STEADY, Alike, Slowest
+from pathways_lab.notebook.scene.lanes import SEEN, STEADY, Alike
 from pathways_lab.notebook.scene.overview import Profile
 from pathways_lab.notebook.scene.palette import ARRIVES, CAUSE_PAINTS, PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.scene.plot import FRAME
@@ -503,16 +503,17 @@ class Scene:
         return self.host_rows.level == "island"
 
     def late(self, now: float, lately: bool = False) -> dict[str, float]:
-        """Hosts that end computations later than others in what is shown, by so many seconds;
-        lately: a while before that counts, too."""
+        """Hosts that end computations later than others in what is shown, by so many seconds, and
+        not for their inputs; lately: a while before that counts, too."""
         _, start, seen = self._seen(now)
-        return self.alike.behind(min(start, now - STEADY) if lately else start, seen)
+        return self.alike.to_blame(min(start, now - STEADY) if lately else start, seen)
 
-    def slowest(self, host: str, now: float) -> Slowest:
-        """The function that takes such a host longer, in what is shown, else of late."""
+    def slowest(self, host: str, now: float) -> tuple[str, float]:
+        """The function that takes such a host longer, and by how much (seconds): of what is shown,
+        else of late."""
         _, start, _ = self._seen(now)
         shown = self.alike.slowest(host, start)
-        return shown if shown.longer > 0 else self.alike.slowest(host, min(start, now - STEADY))
+        return shown if shown[1] > 0 else self.alike.slowest(host, min(start, now - STEADY))
 
     @property
     def _kept(self) -> float:
