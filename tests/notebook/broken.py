@@ -155,7 +155,8 @@ ALL = (
     ),
     Broken(
         "held: at no moment that is drawn", NOTEBOOK + "view/picture.py",
-        "round(self._drawn_at - scene.origin, 3)", "round(self._drawn_at - scene.origin, 1)", HOLD,
+        "round(scene.elapsed(self._drawn_at)[1], 3)",
+        "round(scene.elapsed(self._drawn_at)[1], 1)", HOLD,
     ),
     Broken(
         "held: Esc does not follow", NOTEBOOK + "view/page.js",

@@ -270,3 +270,20 @@ def test_the_overview_has_one_size_and_all_of_the_time() -> None:
     assert begin == 0.0
     assert length * len(parts) >= 999.5
     assert set(parts[:-1]) == {"3"}, "two of four devices, half of the time"
+
+
+def test_the_clock_beside_the_scrubber_does_not_run_out_of_the_window() -> None:
+    """The window stands until hosts tell of the next step."""
+    cluster, at, moments = Cluster(1), 0.0, []
+    for n in range(1, 9):
+        cluster.records.append(Event("submitted", at, run=n, program="p"))
+        at = cluster.gang(0, n, 0, "p", "f", "", at, 0.25, at)
+        cluster.records.append(Event("finished", at, run=n, program="p"))
+    known = [r for r in cluster.records if arrival(r) < at]
+    log = Timeline(clock=lambda: at)
+    log.extend(known)
+    shown = Picture(log, Wanted(origin=0.0, since=0.0, stepwise=True))
+    for now in (at - 0.1, at, at + 0.1):
+        header = shown.look(now)[1]
+        moments.append((header.moments[1], header.shown[1]))
+    assert moments == [(at - 0.25, at - 0.25), (at - 0.25, at - 0.25), (at, at)]

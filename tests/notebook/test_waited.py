@@ -242,8 +242,13 @@ def test_a_device_waits_for_a_run_that_has_no_places_yet_and_says_for_what() -> 
     old = Span("gang", 0.0, 0.05, "island1", "island1/host0", (0, 1, 2, 3), step=0, **about)
     records = [*made, Event("submitted", 0.0, **about), old, Event("finished", 0.05, **about)]
     granted = [r for r in made if isinstance(r, Event) and r.kind == "granted" and r.run == 2]
-    for now, readout in ((0.2, "needs f"), (0.32, "f on its way")):
-        known = [r for r in records if arrival(r) <= now and r not in granted]
+    first = [r for r in made if isinstance(r, Event) and r.kind == "granted" and r.run == 1]
+    for now, readout, hidden in (
+        (0.2, "needs f", granted),
+        (0.2, "needs f", granted + first),
+        (0.32, "f on its way", granted),
+    ):  # fmt: skip
+        known = [r for r in records if arrival(r) <= now and r not in hidden]
         scene = picture(known, now=now).scene
         assert {MARKS[int(kind)] for kind in waits_so_far(scene, now)["kind"]} == {UNKNOWN}
         assert readout in PANELS["queues"](scene, now).readouts.values()

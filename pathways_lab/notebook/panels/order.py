@@ -149,7 +149,8 @@ def why(scene: Scene, gang: Gang, host: str, state: str) -> str:
         return "it computes"
     node, made = missing(scene, gang, host)
     if made is not None:
-        return f"waits for {node} ({made.placed}), which is {made.state}"
+        state = f" ({made.placed}), which is {made.state}" if made.places else ", without a place"
+        return f"waits for {node}{state}"
     if node:
         return f"waits for the bytes of {node}"
     if state == "launched":

@@ -164,9 +164,12 @@ def later(scene: Scene, run: int, step: int, moment: float) -> Stage | None:
 def missing(scene: Scene, gang: Gang, host: str) -> tuple[str, Gang | None]:
     """The node whose value a gang has not got on a host, "" for none, and the gang that makes it
     if that has not ended."""
-    made = sources(scene, gang.run, gang.step)
-    for key in made:
-        maker = scene.gangs.by_key.get(key)
+    for key in sources(scene, gang.run, gang.step):
+        maker, run = scene.gangs.by_key.get(key), scene.runs.get(key[0])
+        if maker is None and run is not None and run.ended is None:
+            # It has no place yet, or nobody can tell it from others that have ended.
+            node = scene.flows.run(run.run)[key[1]].node
+            return ("", None) if run.placed else (node, Gang(*key, run.program, node))
         if maker is not None and maker.state != "done":
             return maker.node, maker
     flow, seen = scene.flows.run(gang.run), scene.runs.get(gang.run)

@@ -205,7 +205,7 @@ class Picture:
             arrows=told.arrows,
             line=told.line,
             node=told.node,
-            moments=(begun, max(begun, round(self._drawn_at - scene.origin, 3))),
+            moments=(begun, max(begun, round(scene.elapsed(self._drawn_at)[1], 3))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
             window=self._other_window(scene),
             shown=tuple(round(bound, 4) for bound in scene.range(at)),
