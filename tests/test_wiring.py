@@ -91,15 +91,14 @@ def crossed(known: list[ast.ClassDef]) -> list[str]:
 
 MESSAGES = 63
 """Events and commands of the core: it only becomes less, as what asks shares one answer."""
-CLASSES = classes(ROOT)
 
 
 def test_constructors_take_few_collaborators():
-    assert crowds(CLASSES) == MORE_BY_REVIEW
+    assert crowds(classes(ROOT)) == MORE_BY_REVIEW
 
 
 def test_no_function_waits_for_an_attribute():
-    assert crossed(CLASSES) == []
+    assert crossed(classes(ROOT)) == []
 
 
 def test_the_core_has_few_messages():
