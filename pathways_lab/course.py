@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.schedule import Schedule, ideal_bubble
 from pathways_lab.pipeline.schedules import gpipe
 
@@ -55,12 +55,8 @@ def check(exercise: str, answer: Any) -> Verdict:
     """
     known = EXERCISES.get(exercise)
     if known is None:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"there is no exercise called {exercise!r}",
-                f"one of {', '.join(map(repr, EXERCISES))}",
-            )
+        raise refused(
+            f"there is no exercise called {exercise!r}", f"one of {', '.join(map(repr, EXERCISES))}"
         )
     if answer is None:
         return Verdict(exercise, False, "There is no answer yet.")

@@ -71,5 +71,10 @@ class PathwaysError(Exception):
         return "\n".join(lines)
 
 
+def refused(message: str, remedy: str = "", *, program: str = "") -> PathwaysError:
+    """Something was asked for that cannot be, and nothing has changed."""
+    return PathwaysError(Failure("refused", message, remedy, program=program))
+
+
 class InvalidTransition(AssertionError):
     """A bug in the core: an object was asked for a change its life cycle forbids."""

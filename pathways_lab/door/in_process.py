@@ -79,7 +79,7 @@ class OpenDoor:
                 self._refuse = jax_backends.take(Handle, self.sharding, self.arrays)
                 undone.pop_all()
         except RuntimeError as error:
-            raise failures.failure("refused", f"no door opens: {error}", "see the reason") from None
+            raise failures.refused(f"no door opens: {error}", "see the reason") from None
         self.client = self._connected.name
         self.devices: tuple[Any, ...] = tuple(self._connected.client.devices())
         self._own = frozenset(self.devices)
@@ -110,8 +110,7 @@ class OpenDoor:
     def _made(self, place: Slice, axes: tuple[tuple[str, int], ...]) -> Mesh:
         missing = [at[0] for at in place.binding.devices if at not in self._at]
         if missing:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"slice {place.name} has devices of {', '.join(missing)}, and the door is older",
                 "close the door and open another one",
             )
@@ -158,8 +157,7 @@ class OpenDoor:
         missing: dict[Slice, dict[int, Handle]] = {}
         for handle in handles:
             if not self.knows(handle):
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"{handle!r} is of another lab than {self.lab.name}, whose devices are JAX's",
                     "jax.numpy.asarray(handle.result()) is an array of its value",
                 )
@@ -220,8 +218,7 @@ class OpenDoor:
         for leaf in leaves:
             if _is_jax(leaf) and not leaf.sharding.device_set <= self._own:
                 on = ", ".join(sorted(map(str, leaf.sharding.device_set)))
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"an array is on {on}, which are not the lab's",
                     "pw.device_put(array, slice) brings it there",
                 )
@@ -290,8 +287,7 @@ def open_door(lab: Lab, name: str, slice_index: bool) -> OpenDoor:
     global _open
     with _lock:
         if _open is not None:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"JAX's devices in this process are those of {_open.lab.name} already",
                 "close that door first",
             )

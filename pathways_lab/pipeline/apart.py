@@ -23,7 +23,7 @@ import numpy as np
 
 from pathways_lab.client.functions import scopes
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.runtime import jax_private
 
 
@@ -39,15 +39,12 @@ def check_shared(parameters: Sequence[Any]) -> None:
                 continue
             other = owners.setdefault(id(leaf), number)
             if other != number and not _is_beginning(leaf):
-                raise PathwaysError(
-                    Failure(
-                        "refused",
-                        f"layers {other} and {number} have the same array"
-                        f" (parameters{jax.tree_util.keystr(path)}): in a pipeline shared weights"
-                        " would become two that drift apart",
-                        "give each a copy if they are to differ: jax.tree.map(np.copy, parameters);"
-                        " pw.mpmd.jit trains what stays shared, in a step of your own",
-                    )
+                raise refused(
+                    f"layers {other} and {number} have the same array"
+                    f" (parameters{jax.tree_util.keystr(path)}): in a pipeline shared weights"
+                    " would become two that drift apart",
+                    "give each a copy if they are to differ: jax.tree.map(np.copy, parameters);"
+                    " pw.mpmd.jit trains what stays shared, in a step of your own",
                 )
 
 
@@ -70,16 +67,13 @@ def check_optimizer(optimizer: Any, parameters: Sequence[Any], parts: Sequence[r
     needs = _needs(optimizer, tuple(looked.values()), [n in parts[0] for n in owners])
     for layer, needed in zip(owners, needs, strict=True):
         if needed:
-            raise PathwaysError(
-                Failure(
-                    "refused",
-                    "the optimizer looks at all parameters together: what it does to the first part"
-                    f" of the layers (up to {parts[0].stop - 1}) depends on layer {layer}. Here"
-                    " each part has an optimizer of its own, which would come to other parameters"
-                    " than on one device",
-                    "a step of your own with pw.mpmd.jit, where it looks at all; or one that treats"
-                    " every array by itself (optax.clip in place of clip_by_global_norm)",
-                )
+            raise refused(
+                "the optimizer looks at all parameters together: what it does to the first part"
+                f" of the layers (up to {parts[0].stop - 1}) depends on layer {layer}. Here"
+                " each part has an optimizer of its own, which would come to other parameters"
+                " than on one device",
+                "a step of your own with pw.mpmd.jit, where it looks at all; or one that treats"
+                " every array by itself (optax.clip in place of clip_by_global_norm)",
             )
 
 

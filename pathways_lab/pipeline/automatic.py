@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.tags import beneath
 from pathways_lab.client.session import failures
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import PathwaysError, refused
 from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
 from pathways_lab.pipeline.mpmd.front import jit as mpmd_jit
 from pathways_lab.pipeline.mpmd.marks import named
@@ -192,12 +192,9 @@ def pipeline(
     if problem is not None:
         raise PathwaysError(problem)
     if len(made.order) != len(slices):
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"schedule {made.name!r} is for {len(made.order)} slices, not for {len(slices)}",
-                "give one slice for each of its rows",
-            )
+        raise refused(
+            f"schedule {made.name!r} is for {len(made.order)} slices, not for {len(slices)}",
+            "give one slice for each of its rows",
         )
     model = Model.of(
         layers, slices, made.stages, loss, optimizer,

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 
 
 def partition(
@@ -34,12 +34,9 @@ def partition(
     count = len(costs)
     speed = [1.0] * stages if not speeds else list(speeds)
     if not 1 <= stages <= count:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"{count} layers cannot be cut into {stages} stages: each needs at least one",
-                f"use at most {count} slices, or cut the layers finer",
-            )
+        raise refused(
+            f"{count} layers cannot be cut into {stages} stages: each needs at least one",
+            f"use at most {count} slices, or cut the layers finer",
         )
 
     @cache

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.mpmd.step import Step
 from pathways_lab.pipeline.schedules import SCHEDULES, Named
 
@@ -51,12 +51,9 @@ def ways(step: Step, over: Collection[str]) -> list[Way]:
     """
     own = step.schedule
     if isinstance(own, Mapping):
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"step {step.name!r} has a schedule for each tower, and one for all is searched",
-                "give the step one schedule, or None",
-            )
+        raise refused(
+            f"step {step.name!r} has a schedule for each tower, and one for all is searched",
+            "give the step one schedule, or None",
         )
     count = step.microbatches
     schedules: list[Named | None] = [own, *SCHEDULES] if SCHEDULE in over else [own]

@@ -30,7 +30,7 @@ from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.tags import beneath
 from pathways_lab.client.program.program import device_put, program
 from pathways_lab.client.session import failures
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
 from pathways_lab.pipeline.stages import StageFunctions
 
@@ -211,12 +211,9 @@ def data_parallel(
     """
     parts = tuple(shares) if shares is not None else tuple(len(on) for on in slices)
     if not slices or len(parts) != len(slices) or any(share < 1 for share in parts):
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"shares {parts} for {len(slices)} slices: each slice has a share from 1 on",
-                "for example shares=(1, 1) for two slices",
-            )
+        raise refused(
+            f"shares {parts} for {len(slices)} slices: each slice has a share from 1 on",
+            "for example shares=(1, 1) for two slices",
         )
     model = Model.of(
         layers, slices, chunks, loss, optimizer, example=example, costs=costs, batch=batch

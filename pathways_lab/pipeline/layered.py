@@ -24,7 +24,7 @@ from pathways_lab.client.functions.jit import jit
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.apart import check_optimizer
 from pathways_lab.pipeline.balance import operations, partition
 from pathways_lab.pipeline.modules import as_layers
@@ -71,7 +71,7 @@ class Model:
         dear = costs if costs is not None else estimated(layers, example)
         if len(dear) != len(layers):
             why = f"{len(dear)} costs for {len(layers)} layers"
-            raise PathwaysError(Failure("refused", why, "one for each layer"))
+            raise refused(why, "one for each layer")
         cut = partition(dear, parts)
         check_optimizer(optimizer, [own for _, own in layers], cut)
         if batch is None:
@@ -134,12 +134,9 @@ class Layered(Generic[State]):
         """
         for leaf in jax.tree.leaves((inputs, labels)):
             if not np.ndim(leaf) or np.shape(leaf)[0] % self._examples:
-                raise PathwaysError(
-                    Failure(
-                        "refused",
-                        f"a batch of shape {np.shape(leaf)} cannot be cut into {self._cut_into}",
-                        f"use a multiple of {self._examples} examples",
-                    )
+                raise refused(
+                    f"a batch of shape {np.shape(leaf)} cannot be cut into {self._cut_into}",
+                    f"use a multiple of {self._examples} examples",
                 )
         result: tuple[State, Any] = self.program(state, inputs, labels)
         return result

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.apart import check_shared
 from pathways_lab.pipeline.stages import Layer
 
@@ -31,12 +31,9 @@ def as_layers(given: Sequence[Any]) -> list[tuple[Layer, Any]]:
     layers that share an array.
     """
     if not isinstance(given, Iterable):
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"layers={given!r:.60} is not a list of layers",
-                "give [(function, parameters), ...], with function(parameters, x) -> y",
-            )
+        raise refused(
+            f"layers={given!r:.60} is not a list of layers",
+            "give [(function, parameters), ...], with function(parameters, x) -> y",
         )
     layers = [_parted(entry) for entry in given]
     check_shared([parameters for _, parameters in layers])
@@ -59,26 +56,20 @@ def _parted(given: Any) -> tuple[Layer, Any]:
         return _nnx(nnx, given)
     if equinox is not None and isinstance(given, equinox.Module):
         return _equinox(equinox, given)
-    raise PathwaysError(
-        Failure(
-            "refused",
-            f"{type(given).__name__} is not a layer: a pair (function, parameters), a Flax NNX"
-            " module or an Equinox module is one",
-            "give (function, parameters) with function(parameters, x) -> y",
-        )
+    raise refused(
+        f"{type(given).__name__} is not a layer: a pair (function, parameters), a Flax NNX"
+        " module or an Equinox module is one",
+        "give (function, parameters) with function(parameters, x) -> y",
     )
 
 
 def _nnx(nnx: Any, module: Any) -> tuple[Layer, Any]:
     graph, parameters, rest = nnx.split(module, nnx.Param, ...)
     if jax.tree.leaves(rest):
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"{type(module).__name__} has state beside its parameters (statistics, random"
-                " numbers), and a pipeline would lose what its call changes",
-                "leave out dropout and batch normalisation, or give (function, parameters)",
-            )
+        raise refused(
+            f"{type(module).__name__} has state beside its parameters (statistics, random"
+            " numbers), and a pipeline would lose what its call changes",
+            "leave out dropout and batch normalisation, or give (function, parameters)",
         )
 
     def layer(own: Any, x: Any) -> Any:

@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from pathways_lab.core.diagnosis.wait_cycles import Launch, Wait, find_cycle
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import Failure, PathwaysError, refused
 from pathways_lab.pipeline import drawing
 
 Kind = Literal["forward", "backward", "weight"]
@@ -346,11 +346,8 @@ def _task(name: str, word: str, line: int) -> Task:
     microbatch, _, stage = word[1:].partition("/")
     kind = _LETTERS.get(word[0].upper())
     if kind is None or not microbatch.isdecimal() or not (stage or "0").isdecimal():
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"schedule {name!r}: {word!r} on line {line + 1} is not a task",
-                "write F, B or W and the microbatch, as in F0, or F0/3 for stage 3",
-            )
+        raise refused(
+            f"schedule {name!r}: {word!r} on line {line + 1} is not a task",
+            "write F, B or W and the microbatch, as in F0, or F0/3 for stage 3",
         )
     return Task(kind, int(stage) if stage else line, int(microbatch))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.schedule import KINDS, Kind, Schedule, Task, tasks
 
 
@@ -53,9 +53,7 @@ def circular(slices: int, microbatches: int, chunks: int = 2) -> Schedule:
     """
     _check("circular", slices, microbatches)
     if chunks < 1:
-        raise PathwaysError(
-            Failure("refused", f"circular with {chunks} stages on a slice", "give 1 or more")
-        )
+        raise refused(f"circular with {chunks} stages on a slice", "give 1 or more")
     every = range(microbatches)
     order = []
     for s in range(slices):
@@ -74,14 +72,11 @@ def interleaved(slices: int, microbatches: int, chunks: int = 2) -> Schedule:
     """
     _check("interleaved", slices, microbatches)
     if chunks < 1 or microbatches % slices:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"interleaved 1F1B of {microbatches} microbatches over {slices} slices with "
-                f"{chunks} stages each: microbatches must be a multiple of the slices, and "
-                "each slice needs a stage",
-                f"for example {slices * max(1, round(microbatches / slices))} microbatches",
-            )
+        raise refused(
+            f"interleaved 1F1B of {microbatches} microbatches over {slices} slices with "
+            f"{chunks} stages each: microbatches must be a multiple of the slices, and "
+            "each slice needs a stage",
+            f"for example {slices * max(1, round(microbatches / slices))} microbatches",
         )
     group = slices * chunks
     units = [
@@ -129,13 +124,10 @@ def dual_pipe_v(slices: int, microbatches: int) -> Schedule:
     """
     _check("dualpipev", slices, microbatches)
     if microbatches < 2 * slices:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"DualPipeV of {microbatches} microbatches over {slices} slices: it needs two "
-                "microbatches for each slice",
-                f"for example {2 * slices} microbatches",
-            )
+        raise refused(
+            f"DualPipeV of {microbatches} microbatches over {slices} slices: it needs two "
+            "microbatches for each slice",
+            f"for example {2 * slices} microbatches",
         )
     order = tuple(_dual(slices, s, microbatches) for s in range(slices))
     where = (*range(slices), *reversed(range(slices)))
@@ -235,13 +227,9 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if not callable(self.before):
-            raise PathwaysError(
-                Failure(
-                    "refused",
-                    f"a schedule by comparison compares with {self.before!r:.80}, which is no"
-                    " function",
-                    "Comparison(lambda task, other: task.microbatch < other.microbatch)",
-                )
+            raise refused(
+                f"a schedule by comparison compares with {self.before!r:.80}, which is no function",
+                "Comparison(lambda task, other: task.microbatch < other.microbatch)",
             )
 
 
@@ -301,12 +289,9 @@ def called(given: Named, slices: int, microbatches: int) -> Schedule:
         return compared(given, range(slices), microbatches)
     make = SCHEDULES.get(given) if isinstance(given, str) else None
     if make is None:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"there is no schedule called {given!r}",
-                f"one of {', '.join(SCHEDULES)}, a Schedule of your own, or a Comparison",
-            )
+        raise refused(
+            f"there is no schedule called {given!r}",
+            f"one of {', '.join(SCHEDULES)}, a Schedule of your own, or a Comparison",
         )
     return make(slices, microbatches)
 
@@ -399,10 +384,7 @@ def _alternate(
 
 def _check(name: str, stages: int, microbatches: int) -> None:
     if stages < 1 or microbatches < 1:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"{name} of {stages} stages and {microbatches} microbatches: both are at least 1",
-                "for example 4 stages and 16 microbatches",
-            )
+        raise refused(
+            f"{name} of {stages} stages and {microbatches} microbatches: both are at least 1",
+            "for example 4 stages and 16 microbatches",
         )

@@ -191,14 +191,11 @@ def search(
     Raises PathwaysError for a step whose types are not known, and for what cannot be searched.
     """
     if not isinstance(step, Step):
-        raise failures.failure(
-            "refused",
-            f"{step!r:.80} is no step of pw.mpmd.jit",
-            "step = pw.mpmd.jit(function, ...)",
+        raise failures.refused(
+            f"{step!r:.80} is no step of pw.mpmd.jit", "step = pw.mpmd.jit(function, ...)"
         )
     if isinstance(over, str) or not over or not set(over) <= set(OVER):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"over={over!r} is not a tuple of {', '.join(map(repr, OVER))}",
             'over=("schedule", "placement")',
         )

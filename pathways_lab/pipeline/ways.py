@@ -26,7 +26,7 @@ from pathways_lab.client.functions.jit import jit
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.program.program import device_put
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.automatic import pipeline
 from pathways_lab.pipeline.schedule import Schedule
 from pathways_lab.pipeline.schedules import SCHEDULES
@@ -98,27 +98,20 @@ def name_of(way: str | Schedule) -> str:
 def check(ways: Sequence[str | Schedule]) -> None:
     """Raises PathwaysError for a way that there is not, and for one that is there twice."""
     if isinstance(ways, str) or not isinstance(ways, Iterable):
-        raise PathwaysError(
-            Failure("refused", f"ways={ways!r:.60} is not a list of ways", "for example ['spmd']")
-        )
+        raise refused(f"ways={ways!r:.60} is not a list of ways", "for example ['spmd']")
     names = [name_of(way) for way in ways]
     for way, name in zip(ways, names, strict=True):
         base = name.removeprefix("pipeline-").removesuffix(BARRIER).removesuffix(ISLANDS)
         known = isinstance(way, Schedule) or (name.startswith("pipeline-") and base in SCHEDULES)
         if not known and name not in (SPMD, TF1, MANY):
             pipelines = ", ".join(f"'pipeline-{schedule}'" for schedule in SCHEDULES)
-            raise PathwaysError(
-                Failure(
-                    "refused",
-                    f"there is no way called {name!r}",
-                    f"{SPMD!r}, {MANY!r}, {TF1!r}, {pipelines} (and with {ISLANDS!r} or {BARRIER!r}"
-                    " behind it), or a Schedule of your own",
-                )
+            raise refused(
+                f"there is no way called {name!r}",
+                f"{SPMD!r}, {MANY!r}, {TF1!r}, {pipelines} (and with {ISLANDS!r} or {BARRIER!r}"
+                " behind it), or a Schedule of your own",
             )
         if names.count(name) > 1:
-            raise PathwaysError(
-                Failure("refused", f"{name!r} is there more than once", "name each way once")
-            )
+            raise refused(f"{name!r} is there more than once", "name each way once")
 
 
 @contextmanager
@@ -126,12 +119,9 @@ def ready(lab: Lab, way: str | Schedule, work: Work, island: str) -> Iterator[Re
     """A way on all devices of an island, or on as many of all islands; given back afterwards."""
     there = {i.name: i.devices for i in lab.islands}
     if island not in there:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"there is no island {island!r} to compare on; there is {', '.join(there)}",
-                "name one that is there, or none for the first",
-            )
+        raise refused(
+            f"there is no island {island!r} to compare on; there is {', '.join(there)}",
+            "name one that is there, or none for the first",
         )
     count = there[island]
     with ExitStack() as stack:
@@ -226,12 +216,9 @@ def _stages(work: Work, schedule: str | Schedule, devices: int) -> int:
         most = len(work.layers) // (2 if schedule == "interleaved" else 1)
         wanted = max(s for s in range(1, devices + 1) if devices % s == 0 and s <= max(1, most))
     if wanted < 1 or devices % wanted:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"{devices} devices cannot be cut into {wanted} equal slices for as many stages",
-                f"stages= a divisor of {devices}",
-            )
+        raise refused(
+            f"{devices} devices cannot be cut into {wanted} equal slices for as many stages",
+            f"stages= a divisor of {devices}",
         )
     return wanted
 
@@ -240,11 +227,8 @@ def _apart(slices: Sequence[Slice]) -> None:
     """Raises PathwaysError where stages share devices: other slices are in the way."""
     devices = [device for on in slices for device in on.binding.devices]
     if len(set(devices)) < len(devices):
-        raise PathwaysError(
-            Failure(
-                "refused",
-                "the stages of a pipeline came to share devices, because other slices of this lab"
-                " lie on some devices and not on others",
-                "release them first (slice.release()), or compare in a lab of its own",
-            )
+        raise refused(
+            "the stages of a pipeline came to share devices, because other slices of this lab"
+            " lie on some devices and not on others",
+            "release them first (slice.release()), or compare in a lab of its own",
         )

@@ -227,7 +227,7 @@ def what_if(
     a number that no run has.
     """
     if not (isinstance(dcn, int | float) and 0 < dcn < math.inf):
-        raise failures.failure("refused", f"dcn={dcn!r} makes no network faster or slower", "dcn=2")
+        raise failures.refused(f"dcn={dcn!r} makes no network faster or slower", "dcn=2")
     changes = {
         **({"dcn": f"dcn={dcn:g}"} if dcn != 1 else {}),
         **({"speed": f"speed={dict(speed)!r}"} if speed else {}),
@@ -235,9 +235,7 @@ def what_if(
         **({"schedule": f"schedule={_named(schedule)!r}"} if schedule is not None else {}),
     }
     if not changes:
-        raise failures.failure(
-            "refused", "what_if changes nothing", "for example pw.what_if(lab, dcn=2)"
-        )
+        raise failures.refused("what_if changes nothing", "for example pw.what_if(lab, dcn=2)")
     source = opening.current() if isinstance(work, int) else work
     timeline = settled(source)
     records = timeline.with_kept()
@@ -247,9 +245,7 @@ def what_if(
         change = Change(dcn, _of_run(seen, speed or {}), _hosts(seen, without))
         before, then = replay.replay(seen), replay.replay(seen, change)
     except (KeyError, ValueError) as error:
-        raise failures.failure(
-            "refused", str(error.args[0]), "lab.timeline.runs lists runs"
-        ) from None
+        raise failures.refused(str(error.args[0]), "lab.timeline.runs lists runs") from None
     program: Program = ()
     if schedule is not None:
         then, program = _otherwise(seen, step, schedule, change)
@@ -280,8 +276,7 @@ def settled(work: Any) -> Timeline:
         recording = timeline.recording()
         recording.start = 0.0
     if not isinstance(recording, Recording):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{work!r:.80} is no record of runs",
             "a lab, its timeline, a recording (with lab.timeline.recording() as r: ...), a number",
         )
@@ -296,8 +291,8 @@ def run_meant(work: Any, records: tuple[Record, ...], run: int | None = None) ->
     over = [r.run for r in records if isinstance(r, Event) and r.kind in ENDS]
     done = [number for number in over if number in gangs]
     if run is None and not done:
-        raise failures.failure(
-            "refused", "no run is recorded that is over", "jax.block_until_ready(...) before"
+        raise failures.refused(
+            "no run is recorded that is over", "jax.block_until_ready(...) before"
         )
     return done[-1] if run is None else queries.run_meant(run, gangs, "gang")
 
@@ -329,8 +324,7 @@ def _otherwise(
 ) -> tuple[Simulated, Program]:
     """The run in another order, and its program."""
     if step is None:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"schedule={_named(schedule)!r} is of a step, and what_if does not know which",
             "pw.what_if(lab, step=step, schedule=...), with the step that made the run",
         )

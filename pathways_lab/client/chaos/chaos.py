@@ -149,7 +149,7 @@ class Chaos:
         """Let a device process run only every so many-th part of the time."""
         name, seconds = self.host(host).name, duration("seconds", seconds)
         if not (isinstance(factor, int | float) and 1 < factor < math.inf):
-            raise failures.failure("refused", f"factor={factor!r} makes nothing slower", "factor=4")
+            raise failures.refused(f"factor={factor!r} makes nothing slower", "factor=4")
         text = (
             f"whatever {name} takes part in takes up to {factor:g} times as long; nothing fails,"
             " nobody is restarted, other islands go on"
@@ -188,8 +188,7 @@ class Chaos:
         """
         seconds, probes = duration("seconds", seconds), self._probes(a, b)
         if self._island_of(a) == self._island_of(b) or CONTROL in (a, b):
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"a partition is between islands, and {a!r} and {b!r} are not in different ones",
                 "lab.chaos.hang(host) or .kill(host) for a host that its island cannot reach",
             )
@@ -325,8 +324,7 @@ class Chaos:
         """
         there, seconds = self.host(host), duration("seconds", seconds)
         if slice_request.count("device", device, 0) >= there.devices:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"device={device} of {host} does not exist: it has {there.devices}",
                 f"a number from 0 to {there.devices - 1}",
             )
@@ -426,8 +424,7 @@ class Chaos:
         """Kill the Dask scheduler.  This lab ends with it."""
         client = self._dask()
         if client.run_on_scheduler(os.getpid) == os.getpid():
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 "the Dask scheduler of this lab runs in this process",
                 "a cluster whose scheduler has a process of its own, such as pw.start()'s",
             )
@@ -469,8 +466,7 @@ class Chaos:
             try:
                 self._client = self._lab.dask_client()
             except PathwaysError as error:
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     "this is for owners of the lab, who hold the credentials of its Dask cluster;"
                     " this kernel has none",
                     "ask an owner, or start a lab of your own: pw.start()",
@@ -501,8 +497,7 @@ class Chaos:
         every = [host for island in self._lab.islands for host in island.hosts]
         found = [h for h in every if name in (h.name, h.name.partition("/")[0])]
         if not found and name != CONTROL:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"the lab has no host or island {name!r}",
                 f"one of {', '.join(sorted({self._island_of(h.name) for h in every}))},"
                 f" {', '.join(h.name for h in every)}",
@@ -513,10 +508,8 @@ class Chaos:
         """The host of this name.  Raises PathwaysError that names those there are."""
         found = self._hosts(name)
         if len(found) != 1 or found[0].name != name:
-            raise failures.failure(
-                "refused",
-                f"{name!r} is not a host",
-                f"one of {', '.join(host.name for host in found)}",
+            raise failures.refused(
+                f"{name!r} is not a host", f"one of {', '.join(host.name for host in found)}"
             )
         return found[0]
 

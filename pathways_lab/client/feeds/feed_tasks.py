@@ -201,8 +201,7 @@ class HostTasks:
             return
         workers = self._dask.scheduler_info(n_workers=-1)["workers"].values()
         if not any(FEEDS in worker.get("resources", {}) for worker in workers):
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"none of the {len(workers)} workers of the lab's Dask cluster makes elements of"
                 f" feeds: one that does has the resource {FEEDS!r} and owns no devices",
                 f'start one more with: dask worker ... --resources "{FEEDS}=1"',

@@ -96,8 +96,7 @@ def host_bytes(leaf: Any, kind: ArrayType, what: str = "") -> np.ndarray[Any, An
     except TypeError:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             raise
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{what or 'an argument'} is a ShapeDtypeStruct, {kind}: a type without a value",
             "pass an array; program.capture(...) and pw.simulate take types",
         ) from None

@@ -88,8 +88,7 @@ def _jit(original: Callable[..., Any], function: Any = None, /, **options: Any) 
         if name not in (*_KNOWN, *_HARMLESS) and value is not None
     ]
     if unknown:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"jax.jit over virtual devices does not take {', '.join(unknown)}",
             f"it takes {', '.join(_KNOWN)}",
         )

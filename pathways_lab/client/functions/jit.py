@@ -197,8 +197,7 @@ def _inferred(
     if isinstance(on, HostSlice):
         return None  # inside of the body of another one, which is there already
     if on is not None and not isinstance(on, Slice):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"on={on!r} of {name!r} is not a slice",
             "on=lab.slice(...), or on=pw.make_virtual_device_set().add_slice(tpu_devices=n)",
         )
@@ -211,8 +210,7 @@ def _inferred(
                 found[owner] = None
     if len(found) > 1:
         names = " and ".join(owner.name for owner in found)
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"compiled function {name!r} names slices {names}, and it runs on one slice",
             "use shardings over the mesh of one slice; make one function per slice",
         )

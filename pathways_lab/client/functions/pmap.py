@@ -64,8 +64,7 @@ def pmap(
     nums = static_broadcasted_argnums
     _check_whole(label, in_axes=in_axes, out_axes=out_axes, static_broadcasted_argnums=nums)
     if axis_size is not None and axis_size != len(on):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"pmap of {label!r} with axis_size={axis_size} over {len(on)} devices",
             f"ask for a slice of {axis_size} devices",
         )
@@ -90,8 +89,7 @@ def _check_whole(name: str, **given: Any) -> None:
     for what, value in given.items():
         for leaf in jax.tree.leaves(value):
             if not (isinstance(leaf, int | np.integer) and leaf >= 0):
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"{what}={value!r:.60} of pmap of {name!r}: {leaf!r:.60} is not a whole number"
                     " from 0 on",
                     "count from the front (0, 1, ...); in in_axes None: all get all of it",

@@ -129,8 +129,7 @@ class UnderWay:
             elif isinstance(method, Runs):
                 keys.update(plan.key for prepared in method.ready for plan in prepared.plans)
             elif isinstance(leaf, Handle) or array_types.host_type(leaf) is None:
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     "lab.cancel takes handles of this lab, functions of pw.jit and pw.pmap,"
                     f" programs, and names of these, not {leaf!r:.80}",
                     "cancel what calls have returned: lab.cancel(out); all calls of a function:"

@@ -62,8 +62,7 @@ class Dcn:
         """A number that a user gave, checked.  Raises PathwaysError below 0 and for other types."""
         for name, given in (("latency", latency), ("bandwidth", bandwidth)):
             if not isinstance(given, int | float) or not 0 <= given < math.inf:
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"{name}={given!r} of the DCN is not a number from 0 on",
                     "for example lab.dcn(latency=0.001, bandwidth=1e9): seconds, bytes per second",
                 )
@@ -125,7 +124,7 @@ def measure(dask: distributed.Client) -> Dcn | None:
     finally:
         dask.run(close_doors, workers=list(found))
     if closed := next((way.failure for way in ways if way.failure), ""):
-        raise failures.failure("refused", f"the network cannot be measured: {closed}", PORTS)
+        raise failures.refused(f"the network cannot be measured: {closed}", PORTS)
     return Dcn(max(way.seconds for way in ways) / 2, min(way.rate for way in ways), measured=True)
 
 

@@ -56,8 +56,7 @@ def possible_deadlock(*programs: ProgramFunction | CapturedProgram) -> Stuck | N
 def _prepared(program: ProgramFunction | CapturedProgram) -> Prepared | None:
     captured = program.last if isinstance(program, ProgramFunction) else program
     if not isinstance(captured, CapturedProgram):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{program!r} was not captured yet",
             "call it, or pass program.capture(...) with its arguments",
         )

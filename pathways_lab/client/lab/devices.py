@@ -205,8 +205,7 @@ class Slice:
         try:
             return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
         except Exception as error:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"{spec!r} does not fit slice {self.name}: a PartitionSpec names each of its axes"
                 f" ({', '.join(self.axes)}) at most once, and no others",
                 ONCE,
@@ -241,8 +240,8 @@ class Slice:
         if self.gone is not None:
             raise PathwaysError(self.gone)
         if self.released:
-            raise failures.failure(
-                "refused", f"slice {self.name} was released", "ask for a new one: lab.slice(...)"
+            raise failures.refused(
+                f"slice {self.name} was released", "ask for a new one: lab.slice(...)"
             )
 
     def rebind(self, island: str | None = None) -> Slice:
@@ -258,8 +257,7 @@ class Slice:
         """
         self.check()
         if self.owner is None:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"slice {self.name} belongs to no running lab",
                 "ask for one of your own: lab.slice(...)",
             )
@@ -355,15 +353,13 @@ def slice_of_devices(devices: Sequence[Any] | Slice) -> Slice:
         return devices
     found = list(devices) if isinstance(devices, Iterable) else [devices]
     if not found or not all(isinstance(device, VirtualDevice) for device in found):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"devices={found!r} are not the virtual devices of a slice",
             "pass slice.tpus, or the slice itself",
         )
     owner: Slice = found[0].slice
     if found != list(owner.devices):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{len(found)} devices are not slice {owner.name} ({len(owner.devices)} devices,"
             " in their own order)",
             f"ask for a slice of {len(found)} devices: add_slice(tpu_devices={len(found)})",

@@ -129,8 +129,8 @@ class Care:
         """
         told = self.chaos.ask(stacks_of, self.chaos.host(host).name, native)
         if told["wrong"]:
-            raise failures.failure(
-                "refused", f"{host} shows no stacks: {told['wrong']}", "lab.stuck() asks the hosts"
+            raise failures.refused(
+                f"{host} shows no stacks: {told['wrong']}", "lab.stuck() asks the hosts"
             )
         return Stacks(host, told["pid"], told["state"], told["text"])
 
@@ -198,7 +198,7 @@ class Care:
         told = OnStuck(action, after, silence)
         wrong = told.wrong()
         if wrong:
-            raise failures.failure("refused", wrong, 'lab.on_stuck("restart", after=10)')
+            raise failures.refused(wrong, 'lab.on_stuck("restart", after=10)')
         answer = self.session.connection.questions.ask("watchdog", {"told": pack(told)})
         return unpack(OnStuck, answer.fields["told"])
 
@@ -293,8 +293,7 @@ class Care:
             return self.embedded.dask_client()
         if self._target is not None:
             return attach.dask_client(self._target)
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             "this lab was not started here, and not connected to through Dask",
             "use the distributed.Client of the cluster",
         )

@@ -89,12 +89,9 @@ class Elasticity:
             )
         slice_request.name("name", name)
         if name in there:
-            raise failures.failure(
-                "refused", f"there is an island {name!r} already", "choose another name"
-            )
+            raise failures.refused(f"there is an island {name!r} already", "choose another name")
         if name in down:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"there is an island {name!r} already: {down[name]['name']} is down:"
                 f" {down[name]['told']}",
                 f"lab.restart({name!r}), or lab.remove_island({name!r}) first",
@@ -178,8 +175,7 @@ class Elasticity:
     def _embedded(self, what: str) -> EmbeddedCluster:
         self.session.connection.check()
         if self.embedded is None:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"this lab was not started here, so you cannot {what} it here",
                 "scale its Dask cluster: workers that come become hosts, and those that"
                 " retire end what runs on them first",
@@ -288,8 +284,7 @@ class Elasticity:
         there = [i for i in self.islands if islands is None or i.name in islands]
         if islands is not None and not there:
             known = ", ".join(i.name for i in self.islands) or "none"
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"islands={islands!r}: the lab has no such island",
                 f"name some of those that are there ({known}), or give none for all",
             )

@@ -304,8 +304,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
             of a lab that is gone ``replay=True``: live, with scrubber, zoom and clicks.
         """
         if hooks.open_view is None:
-            raise failures.failure(
-                "refused", "no front end is there to show a view", "import pathways_lab as pw"
+            raise failures.refused(
+                "no front end is there to show a view", "import pathways_lab as pw"
             )
         return hooks.open_view(self, *panels, **options)
 
@@ -340,7 +340,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         self.session.connection.check()
         path = slice_request.path("path", path)
         if owner and not self.owner:
-            raise failures.failure("refused", *not_an_owner(self.name, "make owners"), line=Line())
+            raise failures.refused(*not_an_owner(self.name, "make owners"), line=Line())
         attach.write_lab_file(path, self._control if owner else attach.invitation(self._control))
 
     @property
@@ -356,7 +356,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         if link:
             return link.removesuffix("/status")
         remedy = "ask the owner of its Dask cluster for the client's dashboard_link"
-        raise failures.failure("refused", "no dashboard of this lab is known here", remedy)
+        raise failures.refused("no dashboard of this lab is known here", remedy)
 
     def dashboard(self, page: str = "", *, height: int = 640) -> Any:
         """The lab's pages: all clients, moving also while this kernel is busy.
@@ -369,7 +369,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         """
         self.session.connection.check()
         if hooks.open_dashboard is None:
-            raise failures.failure("refused", "no front end is there", "import pathways_lab as pw")
+            raise failures.refused("no front end is there", "import pathways_lab as pw")
         return hooks.open_dashboard(self, self._control.folder, page, height)
 
     # --- the end -----------------------------------------------------------------------------

@@ -94,8 +94,7 @@ class Lease:
         ...     total.result()                     # PathwaysError: ... waits for ...
         """
         if self.order or not self.held:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"{self!r} cannot launch without order",
                 f"with lab.lease({self.island!r}, order=False) as lease: ...",
             )
@@ -160,8 +159,7 @@ class _Entries:
                 buffer is not None
                 and self._runs.get(buffer.run, self.controller) != self.controller
             ):
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"controller {_letter(self.controller)!r} uses a result of controller"
                     f" {_letter(self._runs[buffer.run])!r} in the same race",
                     "controllers in a race know nothing of each other: use values from before it",
@@ -188,8 +186,7 @@ def _orders(
     strange = set(orders) - set(hosts) if isinstance(orders, Mapping) else set()
     wrong = [order for order in told.values() if sorted(order) != sorted(letters)]
     if strange or wrong or len(told) != len(hosts):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"orders={orders!r} does not say for each of {', '.join(hosts)} in which order it"
             f" launches {', '.join(map(repr, letters))}",
             f"for example orders=({letters!r}, {letters[::-1]!r})",
@@ -201,8 +198,7 @@ def require(lab: Tenant, on: Slice, what: str) -> Lease:
     """The lease of a slice's island.  Raises PathwaysError, which names *what* needs it."""
     for island in on.islands:
         if island not in lab.leases:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"{what} needs {island} for itself, and this kernel has no lease of it",
                 f"with lab.lease({island!r}): ...",
             )

@@ -33,8 +33,7 @@ def stay(board: Board, answer: SliceAnswer, seconds: float | None) -> None:
             try:
                 board.wait(lambda: answer.done or answer.waits != shown, left, "")  # noqa: B023
             except TimeoutError:
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"there were no devices for this slice within {seconds:g} s: {shown}",
                     "wait longer, or ask for another island or fewer devices",
                 ) from None

@@ -29,8 +29,8 @@ class Running:
     def of(cls, keep: Any, window: Any) -> Running:
         """Raises PathwaysError for what is no switch and no number of seconds."""
         if not isinstance(keep, bool):
-            raise failures.failure(
-                "refused", f"keep={keep!r:.60} is not a switch", "keep=True, or leave it out"
+            raise failures.refused(
+                f"keep={keep!r:.60} is not a switch", "keep=True, or leave it out"
             )
         return cls(keep, None if window is None else slice_request.seconds("window", window))
 

@@ -119,8 +119,8 @@ def take(session: Session, name: str, patience: float | None = 0.0, giver: str =
     except BaseException as error:
         connection.drop(*[buffer.id for buffer in buffers])
         if isinstance(error, IndexError | KeyError | RecursionError | TypeError | ValueError):
-            raise failures.failure(
-                "refused", f"what is published as {name!r} is described wrongly: {error!r}"
+            raise failures.refused(
+                f"what is published as {name!r} is described wrongly: {error!r}"
             ) from error
         raise
     return made
@@ -239,7 +239,7 @@ class Sharing:
         """
         self.session.connection.check()
         if hooks.open_door is None:
-            raise failures.failure("refused", "no door is there", "import pathways_lab as pw")
+            raise failures.refused("no door is there", "import pathways_lab as pw")
         return hooks.open_door(self, name, slice_index)
 
     def publish(self, name: str, tree: Any, *, to: str = "") -> None:
@@ -308,8 +308,7 @@ class Sharing:
     def _keep(self, trees: dict[str, Any], ahead: bool) -> None:
         name = self.session.connection.name
         if why_no_name(name):
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"{name!r} is a name that the lab has given this client: nobody could come back by"
                 " it for what it keeps",
                 'come with a name of your own: pw.connect(..., name="ann"), pw.start(keep="mine")',

@@ -76,8 +76,7 @@ def _parts(islands: Any, island: str | None, sizes: tuple[int, ...]) -> tuple[st
     named = [part for part in parts if part]
     if island is None and parts and len({*named}) == len(named) and not sizes[0] % len(parts):
         return parts
-    raise failures.failure(
-        "refused",
+    raise failures.refused(
         f"a slice of shape {sizes} on islands={islands!r}, island={island!r} cannot be: each island"
         " that it spans, named once, has an equal part of the first size",
         "for example lab.slice((2, 4), ('island', 'x'), islands=2), or island= for one island",
@@ -92,8 +91,7 @@ def _sizes(shape: Any) -> tuple[int, ...]:
         sizes = tuple(operator.index(n) for n in given if not isinstance(n, bool))
     if 1 <= len(sizes) == len(given) <= 3 and min(sizes) >= 1 and max(sizes) <= _MOST:
         return sizes
-    raise failures.failure(
-        "refused",
+    raise failures.refused(
         f"a slice of shape {given} cannot be: a mesh has 1 to 3 sizes, each a whole number"
         f" from 1 to {_MOST}",
         "for example lab.slice((2, 4), axes=('data', 'model'))",
@@ -106,8 +104,7 @@ def _names(axes: Any, sizes: tuple[int, ...]) -> tuple[str, ...]:
     if texts and len(set(names)) == len(names) == len(sizes):
         failures.check_axes(names)
         return names
-    raise failures.failure(
-        "refused",
+    raise failures.refused(
         f"axes {names} do not fit shape {sizes}: one different name per size is needed",
         f"for example axes={_AXES[: len(sizes)]}",
     )
@@ -117,8 +114,8 @@ def path(what: str, given: Any) -> Path:
     """The path of a file or folder.  what: the argument for it."""
     if isinstance(given, str | os.PathLike):
         return Path(given)
-    raise failures.failure(
-        "refused", f"{what}={given!r:.60} is not a path", "write text, or give a pathlib.Path"
+    raise failures.refused(
+        f"{what}={given!r:.60} is not a path", "write text, or give a pathlib.Path"
     )
 
 
@@ -126,8 +123,8 @@ def function(what: str, given: Any) -> Any:
     """Something that can be called.  what: the argument for it."""
     if callable(given):
         return given
-    raise failures.failure(
-        "refused", f"{what}={given!r:.60} is not a function", "give a function, or a lambda"
+    raise failures.refused(
+        f"{what}={given!r:.60} is not a function", "give a function, or a lambda"
     )
 
 
@@ -137,15 +134,14 @@ def name(what: str, given: Any) -> str:
         try:
             given.encode()
         except UnicodeEncodeError as error:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"{what}={given!r:.60} cannot be sent: {error.reason}",
                 "names are text of whole characters: repr(name) shows them",
             ) from None
         return given
     example = getattr(given, "name", what)
-    raise failures.failure(
-        "refused", f"{what}={given!r:.60} is not a name", f"write text, for example {example!r}"
+    raise failures.refused(
+        f"{what}={given!r:.60} is not a name", f"write text, for example {example!r}"
     )
 
 
@@ -158,7 +154,7 @@ def seconds(what: str, given: Any, remedy: str = "give seconds, from 0 on") -> f
     """A number of seconds.  what: the argument for it."""
     if isinstance(given, _Number) and 0 <= given <= LONGEST_WINDOW:
         return float(given)
-    raise failures.failure("refused", f"{what}={given!r} is not a number of seconds", remedy)
+    raise failures.refused(f"{what}={given!r} is not a number of seconds", remedy)
 
 
 _PATIENCE = "True: as long as it takes; or so many seconds, from 0 on; False: none"
@@ -173,8 +169,7 @@ def duration(what: str, given: Any) -> float:
     """How long something is to last that ends by itself, in seconds.  what: the argument for it."""
     if isinstance(given, _Number) and 0 < given <= _LONGEST:
         return float(given)
-    raise failures.failure(
-        "refused",
+    raise failures.refused(
         f"{what}={given!r} is not a duration: it is more than 0, and at most {_LONGEST:g}",
         f"for example {what}=5",
     )
@@ -185,8 +180,7 @@ def count(what: str, given: Any, least: int = 1, most: int = _MOST) -> int:
     with contextlib.suppress(TypeError):
         if not isinstance(given, bool) and least <= (number := operator.index(given)) <= most:
             return number
-    raise failures.failure(
-        "refused",
+    raise failures.refused(
         f"{what}={given!r:.60} is not a whole number from {least} to {most}",
         f"for example {what}={max(least, 2)}",
     )
@@ -205,8 +199,7 @@ def bytes_of(given: int | str, what: str = "memory") -> int:
             size = int(float(digits) * unit)
     if 0 <= size < 2**63:
         return size
-    raise failures.failure(
-        "refused",
+    raise failures.refused(
         f"{what}={given!r} is not a size: sizes are bytes, from 0 on",
         "write a number, or text like '512 MiB'",
     )

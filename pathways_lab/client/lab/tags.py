@@ -42,8 +42,7 @@ class Tag:
             pairs = tuple(data.items())
         why = tags.wrong(0 if priority is None else priority, pairs)
         if why:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 why,
                 "priority=2, data={'deadline': 3.0}; what is larger or no plain value, publish"
                 " or pass as an argument",

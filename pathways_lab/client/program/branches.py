@@ -69,7 +69,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
             return pw.switch(choose(x), [small, medium, large], x)
     """
     if not branches:
-        raise failures.failure("refused", "pw.switch has no branches", "give one function or more")
+        raise failures.refused("pw.switch has no branches", "give one function or more")
     capture = captured_in("switch")
     if capture is None or not isinstance(index, Handle | Tracer):
         return branches[int(min(max(int(index), 0), len(branches) - 1))](*args)
@@ -131,8 +131,8 @@ def until(
             return pw.until(converged, improve, x, at_most=100)
     """
     if not 0 <= at_most <= MOST:
-        raise failures.failure(
-            "refused", f"at_most={at_most} turns of pw.until", f"0 to {MOST}: each is in the plan"
+        raise failures.refused(
+            f"at_most={at_most} turns of pw.until", f"0 to {MOST}: each is in the plan"
         )
     capture = captured_in("until")
     if capture is None:

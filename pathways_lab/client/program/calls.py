@@ -148,8 +148,7 @@ def slice_of_call(call: BoundCall) -> Slice:
         return found[0]
     name = call.function.name
     if places and not found:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"the arguments of {name!r} are on {next(iter(places)).name}, and nothing is computed"
             " on another client's slice",
             f"what was taken moves to one of your own: pw.jit({name}, on=slice),"
@@ -157,15 +156,13 @@ def slice_of_call(call: BoundCall) -> Slice:
             node=name,
         )
     if not found:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"nothing says on which slice {name!r} runs",
             f"pw.jit({name}, on=slice), or shardings over slice.mesh, or pass handles",
             node=name,
         )
     names = " and ".join(place.name for place in found)
-    raise failures.failure(
-        "refused",
+    raise failures.refused(
         f"the arguments of {name!r} are on slices {names}, and nothing says where it runs",
         f"pw.jit({name}, on=slice): arguments elsewhere are then moved to it",
         node=name,
@@ -178,8 +175,7 @@ def session_of(place: Slice) -> Session:
     owner = place.owner
     session: Session | None = getattr(owner, "session", None)
     if session is None:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"slice {place.name} belongs to no running lab",
             "make slices with lab.slice(...) or pw.make_virtual_device_set(); what was taken from"
             " another client moves to one: pw.device_put(h, slice)",

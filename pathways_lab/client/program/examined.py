@@ -46,8 +46,7 @@ def bound(
 ) -> tuple[BoundCall, Slice]:
     """The call, and where it runs.  Raises PathwaysError for what cannot be looked at."""
     if isinstance(function, ProgramFunction):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{function!r} is a program, and {asked.program}",
             f"give {asked.method} one of its compiled functions, with what that is called with",
         )
@@ -58,11 +57,10 @@ def bound(
     place, name = slice_of_call(call), function.name
     if session_of(place) is not session:
         what = f"{name!r} runs on slice {place.name} of another lab"
-        raise failures.failure("refused", what, f"ask that one: its own {asked.method}(...)")
+        raise failures.refused(what, f"ask that one: its own {asked.method}(...)")
     if call.body.donated:
         given = ", ".join(call.body.labels[number] for number in call.body.donated)
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{name!r} donates {given}, {asked.donated}",
             f"{asked.instead} without donate_argnums: pw.jit(f, ...)",
             node=name,

@@ -77,12 +77,12 @@ class Experts:
         self, function: Expert, on: Sequence[Slice], route: Router, sizes: Sequence[int] | None
     ) -> None:
         if not on or not all(isinstance(place, Slice) for place in on):
-            raise failures.failure(
-                "refused", f"on={on!r} of pw.experts is no list of slices", "on=[lab.slice(2), ...]"
+            raise failures.refused(
+                f"on={on!r} of pw.experts is no list of slices", "on=[lab.slice(2), ...]"
             )
         if sizes is not None and (not sizes or min(sizes) < 1):
-            raise failures.failure(
-                "refused", f"sizes={sizes!r} of pw.experts", "give numbers of rows, from 1 on"
+            raise failures.refused(
+                f"sizes={sizes!r} of pw.experts", "give numbers of rows, from 1 on"
             )
         self.on = tuple(on)
         self._route = route

@@ -309,8 +309,7 @@ def _check_one_lab(name: str, nodes: Iterable[GraphNode]) -> None:
                 continue  # taken from another client, or made without a lab
             first = first or on
             if on.owner is not first.owner:
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"{name!r} uses slice {first.name} of {first.owner}, and slice {on.name}, which"
                     f" belongs to another lab, {on.owner}",
                     "fetch what is on the other lab with handle.result(), and pass the array",

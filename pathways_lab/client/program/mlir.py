@@ -86,8 +86,7 @@ class _Printer:
     def _add_fragment(self, executable: Executable, slice_id: SliceId) -> None:
         on = self._slices[slice_id]
         if executable.kind != "export":
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"{executable.name!r} calls back into Python, which StableHLO cannot say",
                 "print the program without it, or see its plan: .ir()",
                 program=self._plan.name,
@@ -128,8 +127,7 @@ class _Printer:
         self._last_read.update(dict.fromkeys(plan.outputs, len(steps)))
         deepest = max([len(step.whens) for step in steps], default=0)
         if deepest > DEEPEST:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"{plan.name!r} takes up to {deepest} decisions in a row, and at most {DEEPEST} are"
                 " printed",
                 "print it with a smaller at_most= of pw.until, or see its plan: .ir()",

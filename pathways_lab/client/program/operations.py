@@ -143,7 +143,7 @@ def told(
     for host, (_, wrong) in hosts.items():
         if wrong:
             what = f"the operations of {function!r} could not be seen on {host}: {wrong}"
-            raise failures.failure("refused", what, "ask again when nobody else profiles that host")
+            raise failures.refused(what, "ask again when nobody else profiles that host")
     owned, module = set(devices), _letters(f"jit {function}")
     found: dict[str, dict[Owned, on_hosts.Row]] = {}
     for host, (rows, _) in hosts.items():
@@ -151,8 +151,7 @@ def told(
             if _letters(row.module) == module and (host, row.device) in owned:
                 found.setdefault(row.operation, {})[host, row.device] = row
     if not found:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"XLA told of no operation of {function!r}",
             "profiles show operations that take long enough; on TPUs this was never tried",
         )

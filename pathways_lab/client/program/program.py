@@ -92,8 +92,8 @@ class How:
         """Raises PathwaysError for a dispatch, or an order, that does not exist."""
         for option, given, known in ("dispatch", dispatch, DISPATCH), ("order", order, ORDERS):
             if given not in known:
-                raise failures.failure(
-                    "refused", f"{option}={given!r} does not exist", f"one of {', '.join(known)}"
+                raise failures.refused(
+                    f"{option}={given!r} does not exist", f"one of {', '.join(known)}"
                 )
         return cls(fuse, dispatch == "sequential", running, order == "written")
 

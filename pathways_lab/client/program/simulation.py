@@ -114,7 +114,7 @@ class Machine(machines.Machine):
 
     def rebind_slice(self, slice_id: SliceId, island: str | None) -> SliceBinding:
         """Nothing is ever lost on paper: raises PathwaysError."""
-        raise failures.failure("refused", "a slice of a simulated machine is never lost")
+        raise failures.refused("a slice of a simulated machine is never lost")
 
     def slice_state(self, slice_id: SliceId) -> str:
         """Always ``"bound"``."""
@@ -123,8 +123,7 @@ class Machine(machines.Machine):
     @property
     def session(self) -> Any:
         """Nothing can run here: raises PathwaysError."""
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             "a slice of a simulated machine computes nothing",
             "pw.simulate(program.capture(arguments), machine), or take a slice of a lab",
         )
@@ -136,8 +135,8 @@ class Simulation(Simulated):
     def view(self, *panels: str, **options: Any) -> Any:
         """The picture of it, as :meth:`Lab.view` shows a lab, with the same options."""
         if hooks.open_view is None:
-            raise failures.failure(
-                "refused", "no front end is there to show a view", "import pathways_lab as pw"
+            raise failures.refused(
+                "no front end is there to show a view", "import pathways_lab as pw"
             )
         programs = ", ".join(list(self.timeline.programs)[:3])
         given = {
@@ -186,8 +185,7 @@ def simulate(
     be, and for times of functions that there are not.
     """
     if machine is not None and not isinstance(machine, machines.Machine):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{machine!r} is not a machine to simulate",
             "pw.Machine(...), or pw.Machine.like(lab) for one that is like a lab",
         )
@@ -195,8 +193,7 @@ def simulate(
         program = Load(_captured(program), runs=runs, flight=runs)
     loads = [program] if isinstance(program, Load) else list(program)
     if wrong := [load for load in loads if not isinstance(load, Load)]:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{wrong[0]!r} is not a load, and a list is one of loads",
             "[pw.Load(program.capture(...), client='a'), ...]",
         )
@@ -222,14 +219,12 @@ def _captured(work: Any) -> Any:
     if isinstance(work, CapturedProgram | Program | Plan):
         return work
     if not isinstance(work, ProgramFunction):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{work!r} is not a program that was captured",
             "simulate pw.program(f).capture(example arguments), where f calls compiled functions",
         )
     if work.last is None:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"program {work.name!r} was not captured yet: its arguments' types are not known",
             f"pw.simulate({work.name}.capture(example arguments), ...)",
         )
@@ -343,10 +338,8 @@ def compare_policies(
     """
     found: dict[str, Simulation] = {}
     if not isinstance(policies, Iterable):
-        raise failures.failure(
-            "refused",
-            f"policies={policies!r} is not a list of policies",
-            "[pw.FIFO(), pw.Priority()]",
+        raise failures.refused(
+            f"policies={policies!r} is not a list of policies", "[pw.FIFO(), pw.Priority()]"
         )
     for policy in policies:
         name = type(policy).__name__

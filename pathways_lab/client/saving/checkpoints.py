@@ -132,8 +132,7 @@ def save(folder: str | os.PathLike[str], values: Any, *, wait: bool = True) -> S
     folder = slice_request.path("folder", folder).expanduser().absolute()
     tidy(folder)
     if os.path.exists(folder) and not os.path.exists(folder / INDEX):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{str(folder)!r} exists and is not a checkpoint: it is not overwritten",
             "name a folder that does not exist, or an earlier checkpoint",
         )
@@ -188,7 +187,7 @@ def restore(folder: str | os.PathLike[str], like: Any = None, on: Any = None) ->
     if like is None:
         if on is not None:
             what = "on= says where the values of like= go, and there is no like="
-            raise failures.failure("refused", what, "give a pytree of the same structure as like=")
+            raise failures.refused(what, "give a pytree of the same structure as like=")
         found = [(entry, _here(index, entry)) for entry in index.entries]
         return tree_index.nested(
             (entry.keys, value.item() if entry.is_number else value) for entry, value in found
@@ -223,8 +222,7 @@ def _check_kept(values: Sequence[tuple[Entry, Any]]) -> None:
     for entry, leaf in values:
         unlike = isinstance(leaf, jax.ShapeDtypeStruct) or entry.type is None
         if unlike and not entry.is_empty:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"{entry.name or 'the value'} is {leaf!r}: a checkpoint holds handles, arrays and"
                 " numbers",
                 "keep other things beside it, for example in a file of JSON",
@@ -234,8 +232,7 @@ def _check_kept(values: Sequence[tuple[Entry, Any]]) -> None:
         name = entry.name
         if names[name] > 1 or (entry.keys and not _is_folder_name(name)):
             why = "two values have it" if names[name] > 1 else "it cannot be that of a folder"
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"a value would have the name {name!r} in the checkpoint, and {why}",
                 "choose other keys: a name is made of the keys that lead to a value, with points"
                 " between them",
@@ -262,16 +259,14 @@ def _check_fits(folder: Path, entries: dict[str, Entry], wanted: dict[str, Any])
             wrong.append(f"{name!r} is {found} in the checkpoint and {kind or repr(leaf)} in like=")
     if wrong:
         more = f" (and {len(wrong) - 5} more)" if len(wrong) > 5 else ""
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"the checkpoint {str(folder)!r} does not fit: {'; '.join(wrong[:5])}{more}",
             "pw.restore(folder), without like=, gives what is there",
         )
 
 
 def _unusable(folder: Path, error: Exception) -> PathwaysError:
-    return failures.failure(
-        "refused",
+    return failures.refused(
         f"the checkpoint {str(folder)!r} cannot be written: {error}",
         "name a folder that can be made and has room",
     )
@@ -323,8 +318,8 @@ def _here(index: Index, entry: Entry) -> Any:
     try:
         stored = zarr_arrays.read(zarr_arrays.within(index.place, entry.name), box)
     except (OSError, ValueError) as error:
-        raise failures.failure(
-            "refused", f"{entry.name!r} of {str(index.folder)!r} cannot be read: {error}"
+        raise failures.refused(
+            f"{entry.name!r} of {str(index.folder)!r} cannot be read: {error}"
         ) from error
     if arrays.is_key(kind.dtype):
         return array_files.typed(jnp.asarray(stored), kind.dtype)

@@ -183,10 +183,10 @@ def read(folder: Path) -> Index:
             entries.append(_described(entry, place, texts, how))
     except ModuleNotFoundError as error:
         remedy = f"pip install {zarr_arrays.READER}, here and where the hosts of a lab run"
-        raise failures.failure("refused", str(error), remedy) from error
+        raise failures.refused(str(error), remedy) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise failures.failure(
-            "refused", f"{str(folder)!r} is not a checkpoint: {error}", _elsewhere(folder, items)
+        raise failures.refused(
+            f"{str(folder)!r} is not a checkpoint: {error}", _elsewhere(folder, items)
         ) from error
     return Index(folder, tuple(entries), place)
 

@@ -154,7 +154,7 @@ class Connection:
             )
         except Refused as refusal:
             self.close("it was refused")
-            raise failures.failure("refused", f"the lab refuses this client: {refusal}") from None
+            raise failures.refused(f"the lab refuses this client: {refusal}") from None
         except BaseException:
             self.close("it was not reached")
             raise
@@ -214,8 +214,7 @@ class Connection:
             letter.check(TO_CONTROL)
             self.link.forward(letter)
         except WireError as error:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"this cannot be sent to the lab: {error}",
                 "pass fewer arguments, or larger ones (stacked, or as handles: pw.device_put)",
             ) from None
@@ -379,8 +378,7 @@ class Connection:
                 "the first host",
             )
         except TimeoutError:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"no host has joined the lab within {timeout:g} s",
                 "look into the logs of its Dask workers, start workers, or give a longer timeout",
             ) from None
@@ -563,8 +561,7 @@ class Connection:
     def leave_to_parent(self) -> None:
         """This process is a fork: everything refuses from now on, and nobody is told."""
         if self.closed is None:
-            self.closed = failures.failure(
-                "refused",
+            self.closed = failures.refused(
                 f"this lab belongs to process {os.getppid()}, and process {os.getpid()} is a fork"
                 " of it: it has none of the threads that read the lab's links",
                 "pass arrays (handle.result()) to forked processes, or let them start or join a"

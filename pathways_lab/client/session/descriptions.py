@@ -135,8 +135,7 @@ def _named(name: str, fields: list[Any]) -> Any:
     kind = _imported(name)
     module, _, word = name.partition(":")
     if kind is None:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"a part of it is a {word} of {module}, which is not imported here",
             f"import {module.partition('.')[0]} (or define {word} as before), and take it again",
         )

@@ -93,6 +93,13 @@ def failure(
     )
 
 
+def refused(
+    message: str, remedy: str = "", *, line: Line | None = None, program: str = "", node: str = ""
+) -> PathwaysError:
+    """Something was asked for that cannot be, and nothing has changed."""
+    return failure("refused", message, remedy, line=line, program=program, node=node)
+
+
 @contextlib.contextmanager
 def at(line: Line) -> Iterator[None]:
     """An error found in here, in code captured at *line*, is an error there, not at the caller."""
@@ -244,8 +251,7 @@ def check_axes(names: Iterable[Any]) -> None:
     """Raises PathwaysError for names of mesh axes that would end who compiles for the mesh."""
     for name in names:
         if isinstance(name, str) and not name.isascii():
-            raise failure(
-                "refused",
+            raise refused(
                 f"{name!r} cannot be the name of a mesh axis: XLA ends the process that compiles"
                 " for a mesh with a name that is not ASCII",
                 f"for example {_plain(name)!r}",

@@ -235,8 +235,7 @@ class Session:
         for number, why in prepared.donated.items():
             buffer = buffers[number]
             if buffer is not None and passed[buffer] > 1:
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"the same handle is passed twice, and {why.node!r} donates one of them",
                     "pass a copy (handle + 0), or do not donate the argument",
                     line=why.line,
@@ -249,7 +248,7 @@ class Session:
         if refused is not None:
             number, message, remedy = refused
             _, why = shared[number]
-            raise failures.failure("refused", message, remedy, node=why.node, line=why.line)
+            raise failures.refused(message, remedy, node=why.node, line=why.line)
 
     def _handles(
         self, prepared: Prepared, made: Sequence[Buffer], large: Sequence[Large] = ()
@@ -472,8 +471,7 @@ class _Binder:
 def buffer_of(handle: Handle, session: Session) -> Buffer:
     """The buffer that a run of this session reads.  Raises PathwaysError when it cannot."""
     if handle.session is not session:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"handle {handle.name or handle.type} belongs to another lab",
             "fetch it with handle.result() and pass the array",
         )

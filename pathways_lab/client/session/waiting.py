@@ -84,8 +84,7 @@ class Board:
         except (TypeError, OverflowError):
             deadline = math.nan
         if deadline != deadline:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"timeout={timeout!r} is not a number of seconds",
                 "give seconds, or None to wait as long as it takes",
             )

@@ -129,8 +129,7 @@ class Elastic:
     def __iter__(self) -> Iterator[Step]:
         self._grow(self.start)
         if not self.members:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"no island has {self.devices} devices for the loop,"
                 " or a lease or a quota keeps them",
                 "name islands that are there, or ask for fewer devices",

@@ -62,8 +62,7 @@ def start(call: BoundCall, place: Slice, loop: Loop, tag: Tag = NOTHING) -> Any:
 def _check(call: BoundCall, loop: Loop) -> None:
     body, n = call.body, loop.carried
     if not isinstance(loop.steps, int) or loop.steps < 1:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"steps={loop.steps!r} of {body.name!r}: a loop has a whole number of steps, at least"
             " one",
             "steps=100, say",
@@ -73,8 +72,7 @@ def _check(call: BoundCall, loop: Loop) -> None:
     if loop.steps > 1 and [(t.shape, t.dtype) for t in carried] != [
         (t.shape, t.dtype) for t in made
     ]:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{body.name!r} cannot be repeated: its first results are {_types(made)}, and they"
             f" become the first arguments of the next step, which are {_types(carried)}",
             "return the new state first, like the arguments that it replaces;"
@@ -83,8 +81,7 @@ def _check(call: BoundCall, loop: Loop) -> None:
         )
     gone = [body.labels[number] for number in body.donated if number >= n]
     if loop.steps > 1 and gone:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{body.name!r} cannot be repeated: it donates {', '.join(map(repr, gone))}, and no"
             " result takes that place in the next step",
             "donate only what carry= counts",
@@ -119,8 +116,7 @@ class _Repeated:
             zip(code.in_layouts[:n], code.out_layouts[:n], strict=True)
         ):
             if given != made and self._loop.steps > 1:
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"result {number} of {code.name!r} is {made}, and the argument that it becomes"
                     f" in the next step is {given}",
                     "give in_shardings and out_shardings that agree on what is carried",

@@ -81,8 +81,7 @@ class Trunk:
 
     def _call(self, what: str, args: tuple[Any, ...]) -> Any:
         if not scopes.outermost():
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"the trunk {self.name!r} was called inside of a program or compiled function",
                 "call it outside: its result is a handle, and programs take handles",
             )
@@ -95,9 +94,7 @@ class Trunk:
                 "call lab.trunk(name) again when somebody has it",
             )
         if "refused" in answer:
-            raise failures.failure(
-                "refused", f"the trunk {self.name!r} of {self.server}: {answer['refused']}"
-            )
+            raise failures.refused(f"the trunk {self.name!r} of {self.server}: {answer['refused']}")
         return answer["made"]
 
     def _ask(self, what: str, args: tuple[Any, ...]) -> Any:
@@ -465,7 +462,7 @@ class Trunks:
             return RemoteTrunk(self.session, name, self._server_of(name), place)
         function = slice_request.function("function", function)
         if on is None:
-            raise failures.failure("refused", "a trunk runs on a slice", "give on=lab.slice(...)")
+            raise failures.refused("a trunk runs on a slice", "give on=lab.slice(...)")
         chosen = INITIAL if policy is None else policy
         if (wrong := validate(chosen)) is not None:
             raise PathwaysError(wrong)
@@ -485,10 +482,8 @@ class Trunks:
         connection = self.session.connection
         told = take(self.session, name)
         if not isinstance(told, Mapping) or "trunk" not in told:
-            raise failures.failure(
-                "refused",
-                f"{name!r} is published, and is no trunk",
-                f"take it as a value: lab.take({name!r})",
+            raise failures.refused(
+                f"{name!r} is published, and is no trunk", f"take it as a value: lab.take({name!r})"
             )
         server: str = connection.topology["published"][name]
         return server

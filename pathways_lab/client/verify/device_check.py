@@ -104,8 +104,7 @@ def scan(lab: Lab, rounds: int, wait: bool | float) -> Verification:
     for host in (host for island in islands for host in island.hosts):
         makes.setdefault((host.kind, host.make), []).append(host)
     if all(sum(host.devices for host in hosts) == 1 for hosts in makes.values()):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"no two devices of this lab are of the same make, of {len(makes)}: there is nobody to"
             " compare with",
             "a lab with more devices, for example pw.start(devices_per_host=2)",

@@ -66,8 +66,7 @@ def replay(
     possible = sets_like(home, _islands_like(lab, place))
     replays = [Replay(home, None)]
     if next_set(replays, possible) is None:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{function.name!r} runs on {told(home)}, and this lab has no other devices of that"
             " make that lie so: there is nobody to compare with",
             _ALONE,
@@ -87,16 +86,14 @@ def _check(call: BoundCall) -> None:
     """Raises PathwaysError for what cannot be compared."""
     body, name = call.body, call.function.name
     if body.calls_python:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{name!r} calls back into Python, which may do more than compute, and something else"
             " each time",
             f"verify what it computes without callbacks; {_ALONE}",
             node=name,
         )
     if not body.out_types:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"{name!r} has no results, and results are what is compared",
             "have it return what it computes",
             node=name,

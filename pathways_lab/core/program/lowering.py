@@ -32,7 +32,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import PathwaysError, refused
 from pathways_lab.core.program.layout import Layout, shard_shape
 from pathways_lab.core.program.legality import (
     check_plan,
@@ -101,14 +101,11 @@ def placed(program: Program) -> Program:
     for value_id in {v for node in program.nodes for v in inputs_of(node)} | set(program.outputs):
         value = values[value_id]
         if value.slice is None or value.layout is None:
-            raise PathwaysError(
-                Failure(
-                    "refused",
-                    f"value {value_id} ({value.name or 'unnamed'}) of {program.name!r} has no"
-                    " place: no call on a slice uses it",
-                    "put it on a slice, or use it in a compiled function",
-                    program=program.name,
-                )
+            raise refused(
+                f"value {value_id} ({value.name or 'unnamed'}) of {program.name!r} has no"
+                " place: no call on a slice uses it",
+                "put it on a slice, or use it in a compiled function",
+                program=program.name,
             )
     return replace(program, values=tuple(values))
 

@@ -29,8 +29,7 @@ def cut(step: Flat, slices: Sequence[Slice]) -> dict[str, Slice]:
             own = balance.of_equation(equation.origin)
             work[equation.mark] = work.get(equation.mark, 0.0) + own
     if len(work) < len(slices):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"on=[...] has {len(slices)} slices, and the step has {len(work)} parts that are"
             f" marked: {', '.join(map(repr, work)) or 'none'}",
             "mark more parts with pw.mpmd.named(name, function), or give fewer slices",

@@ -116,8 +116,7 @@ def jit(
     entries = on.items() if isinstance(on, Mapping) else enumerate(on if listed else [on])
     right = [isinstance(at, Slice) and (listed or isinstance(part, str)) for part, at in entries]
     if isinstance(on, str) or not all(right):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"on={on!r:.80} does not say for each part, by its name, the slice",
             'on={"encoder": lab.slice(2), "decoder": lab.slice(2)}, on=[slice, slice], or'
             ' on="auto"',

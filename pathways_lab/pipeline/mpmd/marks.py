@@ -39,8 +39,7 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     ``jax.grad``, ``jax.vmap``, ``jax.checkpoint`` and ``jax.lax.scan`` around it keep the name.
     """
     if not isinstance(name, str) or not name or not callable(function):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"pw.mpmd.named({name!r:.60}, {function!r:.60}): a part has a name and a function",
             'pw.mpmd.named("encoder", encode)',
         )

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.mpmd.work import Work, Works
 from pathways_lab.pipeline.schedule import Schedule, Task
 from pathways_lab.pipeline.schedules import Comparison, Named, compared, for_stages, splits
@@ -39,7 +39,7 @@ def split(schedule: Schedules) -> bool:
     found = {names: splits(own) for names, own in schedule.items()}
     if len({*found.values()}) > 1:
         some, others = ([n for n in found if found[n] is each] for each in (True, False))
-        raise _refused(
+        raise refused(
             f"the schedules of {_all(some)} have tasks for gradients of parameters, and those of"
             f" {_all(others)} have not: a step has them in all towers or in none",
             "for example 'zero-bubble' for all, or '1f1b'",
@@ -165,13 +165,13 @@ def _towers(
                 if unknown
                 else (f"{_all(again)} for a second time" if again else "no part")
             )
-            raise _refused(
+            raise refused(
                 f"the schedules of towers name {what}; parts are {_all(on)}",
                 'schedule={("encoder", "pooler"): "1f1b", ("decoder",): "gpipe"}',
             )
         for name in names:
             if towers.setdefault(on[name], names[0]) != names[0]:
-                raise _refused(
+                raise refused(
                     f"the towers of {towers[on[name]]!r} and {name!r} share slice {on[name].name}:"
                     " two orders on one slice are none",
                     "give each tower slices of its own, or one schedule to both",
@@ -185,7 +185,7 @@ def _towers(
         ]
         told.append(f"{names[0]}: {table.name}")
     if missing := [part for part in on if stages[part] not in where]:
-        raise _refused(
+        raise refused(
             f"no tower has {_all(missing)}", "give each part of `on` to a tower, also a single one"
         )
     rows = tuple(where[stage] for stage in range(len(on)))
@@ -211,7 +211,7 @@ def _table(schedule: str | Schedule, works: Works, on: Mapping[str, Slice]) -> S
         if table.stages == len(groups):
             table = spread(table, groups)
     if (table.stages, table.microbatches) != (len(on), works.microbatches):
-        raise _refused(
+        raise refused(
             f"schedule {table.name!r} is for {table.stages} stages and {table.microbatches}"
             f" microbatches, and the step has {len(on)} parts ({', '.join(on)}) and"
             f" {works.microbatches} microbatches",
@@ -221,7 +221,7 @@ def _table(schedule: str | Schedule, works: Works, on: Mapping[str, Slice]) -> S
     for stage, (part, place) in enumerate(on.items()):
         other, there = rows.setdefault(table.slices[stage], (part, place))
         if there is not place:
-            raise _refused(
+            raise refused(
                 f"schedule {table.name!r} has parts {other!r} and {part!r} on one slice, and `on`"
                 f" puts them on {there.name} and {place.name}",
                 "list the parts of `on` in the order of the stages",
@@ -241,7 +241,3 @@ def spread(schedule: Schedule, sizes: Sequence[int]) -> Schedule:
     where = [at for at, size in zip(schedule.slices, sizes, strict=True) for _ in range(size)]
     order = tuple(tuple(t for task in row for t in tasks(task)) for row in schedule.order)
     return Schedule(schedule.name, schedule.microbatches, tuple(where), order)
-
-
-def _refused(message: str, remedy: str) -> PathwaysError:
-    return PathwaysError(Failure("refused", message, remedy))

@@ -161,15 +161,13 @@ def _check_marks(step: Flat, on: Mapping[str, Slice]) -> None:
     marked = dict.fromkeys(e.mark for e in step.equations if e.mark is not None)
     for part in marked:
         if part not in on:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"part {part!r} is marked in the step, and `on` has no slice for it",
                 f"on={{..., {part!r}: slice}}; there is {', '.join(map(repr, on)) or 'none'}",
             )
     for part in on:
         if part not in marked:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"on={{{part!r}: ...}}: nothing that the step needs is marked as {part!r}; marked"
                 f" is {', '.join(map(repr, marked)) or 'nothing'}",
                 f"pw.mpmd.named({part!r}, function), and call that in the step",

@@ -154,8 +154,7 @@ class Step(ProgramFunction):
     def types(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the last call, with a ``jax.ShapeDtypeStruct`` for each array."""
         if self._types is None:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"step {self.name!r} was never called: the types of its arguments are not known",
                 "call it, or step.place(...) or step.capture(...) with arguments or their types",
             )
@@ -178,8 +177,7 @@ class Step(ProgramFunction):
         """
         table = None if self._shown is None else self._shown.schedule
         if table is None:
-            raise failures.failure(
-                "refused",
+            raise failures.refused(
                 f"step {self.name!r} has no schedule yet: it follows from the types of a call",
                 'pw.mpmd.jit(..., schedule="1f1b"), and a call, place or capture',
             )
@@ -247,8 +245,7 @@ class Step(ProgramFunction):
         specs = broadcast(self._shardings, split.args, "in_shardings")
         for spec in specs:
             if not (spec is None or isinstance(spec, PartitionSpec)):
-                raise failures.failure(
-                    "refused",
+                raise failures.refused(
                     f"in_shardings has {spec!r:.80}, and places of arguments follow from marks",
                     "give PartitionSpecs: each holds on the slice where its argument is",
                 )

@@ -21,7 +21,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 
 _GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
@@ -84,7 +84,7 @@ def assign(hosts: int, devices_per_host: int, platform: str, found: Found) -> As
     Raises PathwaysError with the numbers when there are too few of the kind asked for.
     """
     if platform not in ("cpu", "auto", "gpu", "tpu"):
-        raise _error(f"platform is {platform!r}", "use 'auto', 'cpu', 'gpu' or 'tpu'")
+        raise refused(f"platform is {platform!r}", "use 'auto', 'cpu', 'gpu' or 'tpu'")
     wanted = hosts * devices_per_host
     if platform in ("auto", "gpu") and len(found.gpus) >= wanted:
         shares = [
@@ -98,7 +98,7 @@ def assign(hosts: int, devices_per_host: int, platform: str, found: Found) -> As
         return Assignment("auto")
     if platform in ("gpu", "tpu"):
         there = len(found.gpus) if platform == "gpu" else found.tpus
-        raise _error(
+        raise refused(
             f"{hosts} hosts with {devices_per_host} {platform.upper()}s each need {wanted}; JAX "
             f"can use {there} here",
             "ask for fewer (TPUs: one host with all chips), install JAX's plugin for them, "
@@ -135,7 +135,3 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _error(message: str, remedy: str) -> PathwaysError:
-    return PathwaysError(Failure("refused", message, remedy))

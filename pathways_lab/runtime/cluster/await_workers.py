@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import PathwaysError, refused
 from pathways_lab.runtime.cluster import dask_private
 from pathways_lab.runtime.cluster.scheduler_probe import PATIENCE, waiting
 from pathways_lab.runtime.processes.job import State
@@ -140,4 +140,4 @@ def story(missing: Collection[str], jobs: Mapping[str, str], states: Mapping[str
 
 
 def _none(when: str, remedy: str) -> PathwaysError:
-    return PathwaysError(Failure("refused", f"the Dask cluster has no workers {when}", remedy))
+    return refused(f"the Dask cluster has no workers {when}", remedy)

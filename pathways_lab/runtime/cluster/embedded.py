@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import PathwaysError, refused
 from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
@@ -124,7 +124,7 @@ class EmbeddedCluster:
         assert recipe is not None
         check_name(name)
         if not recipe.emulated:
-            raise _error(
+            raise refused(
                 "this lab has accelerators, and all of this machine's are given out",
                 "add workers to its Dask cluster on other machines",
             )
@@ -144,7 +144,7 @@ class EmbeddedCluster:
         except BaseException as error:
             self._end(children)
             if isinstance(error, ChildDied):
-                raise _error(f"island {name} did not start: {error}", "") from error
+                raise refused(f"island {name} did not start: {error}", "") from error
             raise
         self._islands[name] = children[0]
         self.pids["workers"] += made[0]
@@ -172,7 +172,7 @@ class EmbeddedCluster:
         except BaseException as error:
             self._end(children)
             if isinstance(error, ChildDied):
-                raise _error(f"a worker for feeds did not start: {error}", "") from error
+                raise refused(f"a worker for feeds did not start: {error}", "") from error
             raise
         self._feeders += children
 
@@ -302,7 +302,7 @@ def start_cluster(
     except BaseException as error:
         cluster.close()
         if isinstance(error, ChildDied):
-            raise _error(
+            raise refused(
                 f"the lab did not start: {error}",
                 "`python -m pathways_lab doctor` checks what it needs",
             ) from error
@@ -402,7 +402,3 @@ class _Start:
             text = "the lab is ready"
         with contextlib.suppress(Exception):
             self.show(Progress(text, self.done, self.total, time.monotonic() - self.started))
-
-
-def _error(message: str, remedy: str) -> PathwaysError:
-    return PathwaysError(Failure("refused", message, remedy))

@@ -15,7 +15,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Literal, get_args
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import PathwaysError, refused
 from pathways_lab.runtime.cluster import accelerators
 from pathways_lab.runtime.cluster.accelerators import Assignment
 from pathways_lab.runtime.islands.process_group import why_hosts_stay_apart
@@ -51,20 +51,20 @@ class Wishes:
             if number is None and name != "islands":
                 continue
             if not isinstance(number, int) or number < 1:
-                raise _error(f"{name} is {number!r}", f"{name} is a whole number from 1 on")
+                raise refused(f"{name} is {number!r}", f"{name} is a whole number from 1 on")
         if self.memory is not None and self.memory < 1:
-            raise _error(
+            raise refused(
                 f"memory is {self.memory} bytes per device", "memory is a size from 1 byte on"
             )
         if self.transport not in get_args(Transport):
-            raise _error(f"transport is {self.transport!r}", 'transport is "sockets" or "dask"')
+            raise refused(f"transport is {self.transport!r}", 'transport is "sockets" or "dask"')
         idle = self.idle_close or 0
         if not isinstance(idle, int | float) or not 0 <= idle < math.inf:
-            raise _error(f"idle_close is {idle!r}", "idle_close is a number of seconds, or None")
+            raise refused(f"idle_close is {idle!r}", "idle_close is a number of seconds, or None")
         if not isinstance(self.transcript, str | os.PathLike):
-            raise _error(f"transcript is {self.transcript!r}", "transcript is the path of a file")
+            raise refused(f"transcript is {self.transcript!r}", "transcript is the path of a file")
         if self.transcript and not Path(self.transcript).absolute().parent.is_dir():
-            raise _error(
+            raise refused(
                 f"transcript is {str(self.transcript)!r}, and there is no such folder",
                 "make the folder first, or name a file in another one",
             )
@@ -122,7 +122,3 @@ def outline(wishes: Wishes, freed: int = 0) -> Outline:
         )
     budget = plan_budget(islands * hosts, devices, memory, available, emulated)
     return Outline(hosts, devices, given, budget, note)
-
-
-def _error(message: str, remedy: str) -> PathwaysError:
-    return PathwaysError(Failure("refused", message, remedy))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.runtime.cluster.device_supervisor import device_configuration, heaps
 from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
 from pathways_lab.runtime.processes.child_copies import can_fork
@@ -123,12 +123,9 @@ class Recipe:
 def check_name(island: str) -> None:
     """Raises PathwaysError for what cannot be the name of an island."""
     if not _NAME.fullmatch(island):
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"{island[:60]!r} cannot be an island's name",
-                "1 to 40 letters, digits or any of . _ -, and first a letter",
-            )
+        raise refused(
+            f"{island[:60]!r} cannot be an island's name",
+            "1 to 40 letters, digits or any of . _ -, and first a letter",
         )
 
 

@@ -22,7 +22,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import Failure, PathwaysError, refused
 from pathways_lab.runtime.cluster.attach import write_lab_file
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
 from pathways_lab.runtime.cluster.embedded import EmbeddedCluster, start_cluster
@@ -62,12 +62,9 @@ def start(name: str, wishes: Wishes, show: Show, pages: Pages | None) -> Keeper 
     except BaseException as error:
         child.end()
         if isinstance(error, ChildDied):
-            raise PathwaysError(
-                Failure(
-                    "refused",
-                    f"the lab {name!r} did not start: {error}",
-                    "`python -m pathways_lab doctor` checks what it needs",
-                )
+            raise refused(
+                f"the lab {name!r} did not start: {error}",
+                "`python -m pathways_lab doctor` checks what it needs",
             ) from error
         raise
     if report["stage"] == "taken":

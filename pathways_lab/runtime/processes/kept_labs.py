@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import PathwaysError, refused
 
 _MOMENT = 0.02
 """Seconds after which a lock is tried again that somebody holds who only looks."""
@@ -40,13 +40,10 @@ def folder() -> Path:
         path.mkdir(mode=0o700)
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"{path} is not a folder that only this account can enter: the records of kept labs"
-                " would be other people's to read",
-                "have its owner remove it",
-            )
+        raise refused(
+            f"{path} is not a folder that only this account can enter: the records of kept labs"
+            " would be other people's to read",
+            "have its owner remove it",
         )
     return path
 
@@ -114,14 +111,11 @@ def find(name: str) -> Path:
 def none(name: str) -> PathwaysError:
     """There is no such lab."""
     there, path = ", ".join(repr(each) for each in names()), os.path.abspath(name)
-    return PathwaysError(
-        Failure(
-            "refused",
-            f"there is no lab file {path!r}, and no lab is kept as {name!r} by this account on this"
-            f" machine; kept {'are ' + there if there else 'is none'}",
-            f"pw.start(keep={name!r}) starts one; a lab of others is joined with a file of theirs"
-            " (lab.invite(path))",
-        )
+    return refused(
+        f"there is no lab file {path!r}, and no lab is kept as {name!r} by this account on this"
+        f" machine; kept {'are ' + there if there else 'is none'}",
+        f"pw.start(keep={name!r}) starts one; a lab of others is joined with a file of theirs"
+        " (lab.invite(path))",
     )
 
 
@@ -138,14 +132,11 @@ def stop(name: str) -> None:
                 keeper = int(json.loads(written)["keeper"])
                 os.kill(keeper, signal.SIGTERM)
             if time.monotonic() > deadline:
-                raise PathwaysError(
-                    Failure(
-                        "refused",
-                        f"the lab {name!r} has not ended within {_END_SECONDS:g} s",
-                        f"end its keeper, process {keeper}: all others go with it"
-                        if keeper
-                        else "wait until it has started",
-                    )
+                raise refused(
+                    f"the lab {name!r} has not ended within {_END_SECONDS:g} s",
+                    f"end its keeper, process {keeper}: all others go with it"
+                    if keeper
+                    else "wait until it has started",
                 )
             time.sleep(0.05)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import PathwaysError, refused
 from pathways_lab.runtime.processes.child_copies import can_fork
 
 MIB = 1 << 20
@@ -82,13 +82,10 @@ def plan_budget(
         memory = min(_DEFAULT_DEVICE_MEMORY, left // 2 // devices)
     budget = Budget(processes, memory, devices, available)
     if budget.total > available or memory == 0:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"a lab of {hosts} hosts with {devices_per_host} devices each needs {budget}",
-                "ask for fewer islands, hosts or devices, or for less memory= per device "
-                "(bytes), or close other programs",
-            )
+        raise refused(
+            f"a lab of {hosts} hosts with {devices_per_host} devices each needs {budget}",
+            "ask for fewer islands, hosts or devices, or for less memory= per device "
+            "(bytes), or close other programs",
         )
     return budget
 
