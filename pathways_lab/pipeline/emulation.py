@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from pathways_lab.pipeline.stages import Layer
+from pathways_lab.pipeline.modules import Layer
 from pathways_lab.runtime.emulated import emulated
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -32,7 +33,6 @@ from pathways_lab.client.program.program import device_put, program
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
-from pathways_lab.pipeline.stages import StageFunctions
 
 State = tuple[tuple[PartState, ...], ...]
 """By slice and chunk: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
@@ -42,13 +42,13 @@ class Part:
     """Some layers on one slice: what is compiled for it."""
 
     def __init__(self, model: Model, number: int, on: Slice, shares: Sequence[int]) -> None:
-        last, whole = number == len(model.parts) - 1, PartitionSpec()
-        functions = StageFunctions(
-            tuple(model.layers[n][0] for n in model.parts[number]),
-            model.loss if last else None,
-            number == 0,
-        )
-        batch = model.batch
+        last, whole, batch = number == len(model.parts) - 1, PartitionSpec(), model.batch
+        layers = [model.layers[n][0] for n in model.parts[number]]
+
+        def forward(parameters: Sequence[Any], x: Any, *labels: Any) -> Any:
+            for layer, own in zip(layers, parameters, strict=True):
+                x = layer(own, x)
+            return model.loss(x, *labels) if labels else x
 
         def compiled(
             function: Callable[..., Any], name: str, takes: tuple[Any, ...], gives: Any
@@ -57,16 +57,21 @@ class Part:
             return jit(function, on=on, name=called, in_shardings=takes, out_shardings=gives)
 
         labels, result = ((batch,), whole) if last else ((), batch)
-        self.forward = compiled(
-            functions.forward, "forward", (whole, batch, *labels), (result, None)
-        )
-        self.backward = compiled(
-            functions.backward, "backward", (whole, None, None), (batch, whole)
-        )
+        self._forward = compiled(forward, "forward", (whole, batch, *labels), result)
         change = functools.partial(_update, model.optimizer, shares)
         self.update = compiled(
             change, "update", (whole, None, *(whole,) * len(shares)), (whole, whole)
         )
+        self._first = not number
+
+    def forward(self, own: Any, x: Any, *labels: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """The result, and its pullback: from its gradient to those of parameters and input.
+
+        There is no gradient of the model's input, which nobody wants.
+        """
+        if self._first:
+            return jax.vjp(lambda own: self._forward(own, x, *labels), own)
+        return jax.vjp(lambda own, x: self._forward(own, x, *labels), own, x)
 
 
 class DataParallel(Layered[State]):
@@ -123,20 +128,21 @@ class DataParallel(Layered[State]):
         """Captured: forward, backward with the exchange underway, then all updates."""
         every, last = range(len(self.slices)), len(self.chunks) - 1
         x, y = self._cut(inputs), self._cut(labels)
-        kept: dict[tuple[int, int], Any] = {}
+        pull: dict[tuple[int, int], Callable[[Any], Any]] = {}
         for chunk in range(last + 1):
             for at in every:
                 more = (y[at],) if chunk == last else ()
                 own = state[at][chunk][0]
-                x[at], kept[at, chunk] = self._parts[at][chunk].forward(own, x[at], *more)
-        losses, back = list(x), [None] * len(self.slices)
+                x[at], pull[at, chunk] = self._parts[at][chunk].forward(own, x[at], *more)
+        losses = list(x)
+        back: list[Any] = [jnp.ones(())] * len(self.slices)
         found: dict[tuple[int, int], list[Any]] = {}
         for chunk in range(last, -1, -1):
             made = []
             for at in every:
-                own = state[at][chunk][0]
-                back[at], gradient = self._parts[at][chunk].backward(own, kept[at, chunk], back[at])
-                made.append(gradient)
+                of_parameters, *of_input = pull[at, chunk](back[at])
+                made.append(of_parameters)
+                back[at] = of_input[0] if chunk else None
             for at, on in enumerate(self.slices):
                 found[at, chunk] = [
                     g if of == at else device_put(g, on.sharding(PartitionSpec()))

@@ -27,8 +27,7 @@ from pathways_lab.client.session import failures
 from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.apart import check_optimizer
 from pathways_lab.pipeline.balance import operations, partition
-from pathways_lab.pipeline.modules import as_layers
-from pathways_lab.pipeline.stages import Layer
+from pathways_lab.pipeline.modules import Layer, as_layers
 
 State = TypeVar("State")
 PartState = tuple[Any, Any]

@@ -12,7 +12,7 @@ Paper: none.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,9 @@ import numpy as np
 
 from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.apart import check_shared
-from pathways_lab.pipeline.stages import Layer
+
+Layer = Callable[[Any, Any], Any]
+"""``layer(parameters, x) -> y``, a plain JAX function."""
 
 
 def as_layers(given: Sequence[Any]) -> list[tuple[Layer, Any]]:

@@ -28,9 +28,9 @@ from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.program.program import device_put
 from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.automatic import pipeline
+from pathways_lab.pipeline.modules import Layer
 from pathways_lab.pipeline.schedule import Schedule
 from pathways_lab.pipeline.schedules import SCHEDULES
-from pathways_lab.pipeline.stages import Layer
 
 BARRIER, ISLANDS = "-barrier", "-islands"
 SPMD, TF1, MANY = "spmd", "single-controller-barrier", "multi-controller"

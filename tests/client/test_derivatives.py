@@ -94,10 +94,10 @@ def test_the_order_of_microbatches_is_that_of_the_code(fake: FakeLab) -> None:
 def test_parameters_are_not_kept_a_second_time() -> None:
     w, x = jnp.ones(3), jnp.ones(3)
     result, pull = jax.vjp(lambda w, x: w * jnp.sin(x), w, x)
-    taken, kept = Pullback.of([pull], [result], (w, x))
+    taken, kept = Pullback.of(pull, result, (w, x))
     assert w is not kept[0]
     assert len(kept) == 2  # sin(x), cos(x)
-    (again,) = taken.functions((w, x), kept)
+    again = taken.function((w, x), kept)
     equal(again(jnp.ones(3)), jax.device_get(pull(jnp.ones(3))))
 
 

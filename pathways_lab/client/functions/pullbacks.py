@@ -22,43 +22,41 @@ import numpy as np
 Function = Callable[[Any], tuple[Any, ...]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Pullback:
-    """Functions of ``jax.vjp`` without their arrays.  Compared by identity: it belongs to one
-    tracing.
+    """The function of ``jax.vjp`` without its arrays.
 
-    tree: of the functions.  order: by leaf, its number among what was given and then what is kept.
-    results: by function, the types of what it was made of.
+    tree: of the function.  order: by leaf, its number among what was given and then what is kept.
+    result: the types of what it was made of.
     """
 
     tree: Any
     order: tuple[int, ...]
-    results: tuple[Any, ...]
+    result: Any
 
     @classmethod
     def of(
-        cls, functions: Sequence[Any], results: Sequence[Any], given: Sequence[Any]
+        cls, function: Any, result: Any, given: Sequence[Any]
     ) -> tuple[Pullback, tuple[Any, ...]]:
         """And the arrays that it keeps: all but those that are *given* again.
 
-        functions, results: as ``jax.vjp`` gave them, one or several.
+        function, result: as ``jax.vjp`` gave them.
         """
-        leaves, tree = jax.tree.flatten(list(functions))
-        types = tuple(jax.tree.map(jax.typeof, result) for result in results)
+        leaves, tree = jax.tree.flatten(function)
         numbers = {id(leaf): n for n, leaf in enumerate(given)}
         kept: list[Any] = []
         for leaf in leaves:
             if id(leaf) not in numbers:
                 numbers[id(leaf)] = len(given) + len(kept)
                 kept.append(leaf)
-        return cls(tree, tuple(numbers[id(leaf)] for leaf in leaves), types), tuple(kept)
+        order = tuple(numbers[id(leaf)] for leaf in leaves)
+        return cls(tree, order, jax.tree.map(jax.typeof, result)), tuple(kept)
 
-    def functions(self, given: Sequence[Any], kept: Sequence[Any]) -> list[Function]:
-        """The functions, over arrays: from the gradient of a result to those of the arguments."""
+    def function(self, given: Sequence[Any], kept: Sequence[Any]) -> Function:
+        """The function, over arrays: from the gradient of the result to those of the arguments."""
         arrays = (*given, *kept)
         made = jax.tree.unflatten(self.tree, [arrays[n] for n in self.order])
-        pairs = zip(made, self.results, strict=True)
-        return [functools.partial(_pulled, function, result) for function, result in pairs]
+        return functools.partial(_pulled, made, self.result)
 
 
 def _pulled(function: Function, result: Any, of_y: Any) -> tuple[Any, ...]:

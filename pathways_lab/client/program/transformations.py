@@ -80,7 +80,7 @@ class _Halves:
             return list(function(*(given.get(n, x) for n, x in enumerate(args))))
 
         results, pullback = jax.vjp(of_moving, *(args[n] for n in self._moving))
-        self._pullback, kept = Pullback.of([pullback], [results], args)
+        self._pullback, kept = Pullback.of(pullback, results, args)
         return [*results, *kept]
 
     def backward(self, given: Numbers) -> Body:
@@ -102,7 +102,7 @@ class _Halves:
             of_results: dict[int, Any] = dict(zip(given, values, strict=True))
             for n, aval in enumerate(body.jaxpr.out_avals):
                 of_results.setdefault(n, jnp.zeros(aval.shape, aval.dtype) if _real(aval) else None)
-            (pullback,) = self._pullback.functions(args, held)
+            pullback = self._pullback.function(args, held)
             return list(pullback([of_results[n] for n in range(len(body.out_types))]))
 
         made = Body(
