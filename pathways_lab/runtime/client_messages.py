@@ -29,6 +29,7 @@ from pathways_lab.transport.framing import TO_CONTROL
 _Layouts = tuple[Annotated[Layout, PACKED], ...]
 _Types = tuple[tuple[tuple[Length, ...], str], ...]
 """Shape and JAX type name per leaf."""
+Kind = Literal["export", "callbacks", "apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,19 @@ class Rebind(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A compiled function (:class:`.host.compiler.Code`), and perhaps its code."""
+    """A compiled function, and perhaps its code.
+
+    function: key of its content.  kind: ``"export"``, or ``"callbacks"``: with what it calls,
+        or :data:`pathways_lab.core.program.bundles.APART`, which has no code.
+    donated: positions of leaves that it may overwrite.
+    loop: set where hosts repeat it by themselves.
+    checks: what its gangs are tested for (:data:`pathways_lab.runtime.nan_checks.TESTS`).
+    """
 
     parcels: ClassVar[tuple[int, int]] = 0, 1
     function: str
     slice: Id
-    kind: Literal["export", "callbacks", "apart"]
+    kind: Kind
     name: str
     in_layouts: _Layouts
     out_layouts: _Layouts
@@ -88,8 +96,8 @@ class Function:
     out_types: _Types
     donated: tuple[Count, ...]
     line: Annotated[Line, PACKED]
-    loop: Annotated[Loop, PACKED] | None
-    checks: tuple[str, ...]
+    loop: Annotated[Loop, PACKED] | None = None
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def code(
         tuple(kind for kind, _ in outs),
         donated,
         Line("cell.py", 3, "y = f(x)"),
-        blob,
+        blob=blob,
     )
 
 

@@ -44,8 +44,8 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line, SliceId
 from pathways_lab.runtime import jax_callbacks, jax_private
 from pathways_lab.runtime.arrays import dtype_of
-from pathways_lab.runtime.client_messages import Loop
-from pathways_lab.transport.codec import pack
+from pathways_lab.runtime.client_messages import Function, Kind, Loop
+from pathways_lab.transport.codec import pack_fields
 from pathways_lab.transport.deferred_signals import HeldBack
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
@@ -83,7 +83,7 @@ class Executable:
     """
 
     key: str
-    kind: str
+    kind: Kind
     blob: bytes
     name: str
     in_types: tuple[ArrayType, ...]
@@ -103,20 +103,16 @@ class Executable:
 
     def announced(self, place: SliceId) -> dict[str, Any]:
         """The data that go along with the blob."""
-        return {
-            "function": self.key,
-            "slice": place,
-            "kind": self.kind,
-            "name": self.name,
-            "in_layouts": [pack(layout) for layout in self.in_layouts],
-            "out_layouts": [pack(layout) for layout in self.out_layouts],
-            "in_types": [[list(kind.shape), kind.dtype] for kind in self.in_types],
-            "out_types": [[list(kind.shape), kind.dtype] for kind in self.out_types],
-            "donated": list(self.donated),
-            "line": pack(self.line),
-            "loop": None if self.loop is None else pack(self.loop),
-            "checks": list(self.checks),
-        }
+        ins, outs = (
+            tuple([(kind.shape, kind.dtype) for kind in kinds])
+            for kinds in (self.in_types, self.out_types)
+        )
+        return pack_fields(
+            Function(
+                self.key, place, self.kind, self.name, self.in_layouts, self.out_layouts,
+                ins, outs, self.donated, self.line, self.loop, self.checks,
+            )
+        )  # fmt: skip
 
 
 def make(
@@ -142,7 +138,7 @@ def make(
     ]
     # Arguments are counted by position everywhere: those that nothing reads stay.
     jitted = jax_jit(_as_traced(body), out_shardings=out_shardings, keep_unused=True)
-    kind = "callbacks" if body.calls_python else "export"
+    kind: Kind = "callbacks" if body.calls_python else "export"
     blob, module, callbacks = _exported(body, jitted, structs, platform)
     code = jax_private.read_lowered(
         module, [len(t.shape) for t in body.in_types], [len(t.shape) for t in body.out_types]

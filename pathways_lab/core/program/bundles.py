@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from pathways_lab.core.program.array_types import shard_bytes
 from pathways_lab.core.program.layout import Layout
@@ -39,7 +40,7 @@ from pathways_lab.core.program.program import (
 
 BUNDLE = "bundle"
 """A bundle has it in the place of a type; no array has it."""
-APART = "apart"
+APART: Final = "apart"
 """The kind of the function that gives the arrays of a bundle one by one."""
 
 Range = tuple[int, int]

@@ -18,6 +18,7 @@ Paper: section 4.2 (registering computations), section 4.5.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import time
@@ -37,7 +38,6 @@ import numpy as np
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.bundles import APART
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.core.program.program import Line, SliceId
 from pathways_lab.runtime import arrays, emulated, jax_callbacks, nan_checks
 from pathways_lab.runtime.client_messages import Function, Loop
 from pathways_lab.runtime.devices import Footprint, Place
@@ -57,38 +57,17 @@ Types = tuple[tuple[tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """A compiled function as it travels, for one slice.
+class Code(Function):
+    """A compiled function as it travels, for one slice, with its code."""
 
-    function: key of its content.  kind: ``"export"``, or ``"callbacks"``: with what it calls,
-        or :data:`pathways_lab.core.program.bundles.APART`, which has no code.
-    donated: positions of leaves that it may overwrite.
-    loop: set where hosts repeat it by themselves.
-    checks: what its gangs are tested for (:data:`pathways_lab.runtime.nan_checks.TESTS`).
-    """
-
-    function: str
-    slice: SliceId
-    kind: str
-    name: str
-    in_layouts: tuple[Layout, ...]
-    out_layouts: tuple[Layout, ...]
-    in_types: Types
-    out_types: Types
-    donated: tuple[int, ...]
-    line: Line
-    blob: Any
-    loop: Loop | None = None
-    checks: tuple[str, ...] = ()
+    blob: Any = b""
 
     @classmethod
     def from_wire(cls, fields: dict[str, Any], blob: Any) -> Code:
         """Raises ValueError for what is no description of a function."""
         said = unpack_fields(Function, fields)
-        return cls(
-            said.function, said.slice, said.kind, said.name, said.in_layouts, said.out_layouts,
-            said.in_types, said.out_types, said.donated, said.line, blob, said.loop, said.checks,
-        )  # fmt: skip
+        own = {each.name: getattr(said, each.name) for each in dataclasses.fields(said)}
+        return cls(**own, blob=blob)
 
 
 class Executable:
