@@ -10,6 +10,7 @@ connections (to owners) and over lifelines (to children).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pathways_lab.transport.handshake import SILENCE
 
 MODULE = "pathways_lab.runtime.control_plane.process"
 _START_SECONDS = 30.0
-
+_KEYS = ("client_key", "host_key", "data_key")
 
 ANY = "0"
 """The system chooses a port."""
@@ -73,38 +74,16 @@ class ControlSettings:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> ControlSettings:
         """The inverse of :meth:`plain`."""
-        return cls(
-            folder=Path(plain["folder"]),
-            client_key=bytes.fromhex(plain["client_key"]),
-            host_key=bytes.fromhex(plain["host_key"]),
-            data_key=bytes.fromhex(plain["data_key"]),
-            host=plain["host"],
-            tls=plain["tls"],
-            comms=plain["comms"],
-            transcript=plain["transcript"],
-            idle=plain["idle"],
-            kept=plain["kept"],
-            plain_collectives=plain["plain_collectives"],
-            silence=plain["silence"],
-            ports=plain["ports"],
-        )
+        own = {each.name: plain[each.name] for each in dataclasses.fields(cls)}
+        keys = {name: bytes.fromhex(plain[name]) for name in _KEYS}
+        return cls(**{**own, **keys, "folder": Path(plain["folder"])})
 
     def plain(self) -> dict[str, Any]:
         """For a lifeline."""
         return {
+            **dataclasses.asdict(self),
+            **{name: getattr(self, name).hex() for name in _KEYS},
             "folder": str(self.folder),
-            "client_key": self.client_key.hex(),
-            "host_key": self.host_key.hex(),
-            "data_key": self.data_key.hex(),
-            "host": self.host,
-            "tls": self.tls,
-            "comms": self.comms,
-            "transcript": self.transcript,
-            "idle": self.idle,
-            "kept": self.kept,
-            "plain_collectives": self.plain_collectives,
-            "silence": self.silence,
-            "ports": self.ports,
             "client_listen": self.listen("client"),
             "host_listen": self.listen("host"),
         }
