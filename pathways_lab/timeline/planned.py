@@ -31,7 +31,6 @@ from pathways_lab.timeline.packed import Granted
 from pathways_lab.timeline.records import ENDS, Event, Record, Span, own
 from pathways_lab.timeline.text_table import Tabled, TextTable
 from pathways_lab.timeline.waits import (
-    CAUSES,
     DISPATCH,
     INPUT,
     NOTHING,
@@ -42,8 +41,7 @@ from pathways_lab.timeline.waits import (
 )
 
 PLAN, OTHERS = "idle by plan", "other runs"
-GAP_CAUSES = (PLAN, OTHERS, *CAUSES)
-"""The parts of a gap, beside the runs that were before it (:func:`behind`).
+"""Parts of a gap, beside :data:`.waits.CAUSES` and the runs that were before it (:func:`behind`).
 
 other runs: those whose gangs are not known any more.
 """

@@ -10,7 +10,6 @@ clock, no lab, no state.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -111,15 +110,6 @@ def flows(records: Iterable[Record], run: int | None = None) -> dict[tuple[str, 
             flow = found.get(key, Flow())
             found[key] = Flow(flow.messages + 1, flow.bytes + int(r.args["bytes"]))
     return found
-
-
-def messages(records: Iterable[Record], run: int | None = None) -> Counter[tuple[str, str, str]]:
-    """How many wire messages: by ``(kind, source, target)``, of one run or of all."""
-    return Counter(
-        (str(r.args.get("kind", "")), str(r.args.get("source", "")), str(r.args.get("target", "")))
-        for r in records
-        if isinstance(r, Event) and r.kind == "message" and (run is None or r.run == run)
-    )
 
 
 class Stretch(NamedTuple):

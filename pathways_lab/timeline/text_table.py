@@ -4,8 +4,6 @@ Problem: a dozen reports are tables, and their cells hold names that users chose
 
 Rule for maintainers: every cell is escaped here, and nowhere else.  No colours, so that a
 table reads on light and on dark pages.
-
-Paper: none.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Call, Plan, Step, Transfer, Value
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.control_plane.process import ControlPlane, Keys
-from pathways_lab.timeline.queries import messages
+from pathways_lab.timeline.queries import flows
 from pathways_lab.timeline.records import Event, Record
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.auth import new_key
@@ -165,8 +165,8 @@ def test_one_message_submits_a_run_over_two_islands(lab: Lab) -> None:
         first = next(entry for entry in host.grants if entry[0].run == base + 100)
         assert first[1] == [b"a" * 32]
     until(lambda: _kinds(lab).count("finished") == 3)
-    counted = messages(_records(lab), base + 100)
-    assert counted["submit", "kernel-1", "control"] == 1
+    counted = flows(_records(lab), base + 100)
+    assert counted["submit", "kernel-1", "control"].messages == 1
     granted = [r for r in _records(lab) if isinstance(r, Event) and r.kind == "granted"]
     for island in ("i0", "i1"):
         places = [r.args["seq"] for r in granted if r.island == island]

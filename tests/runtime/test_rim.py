@@ -13,7 +13,7 @@ from pathways_lab.core.program.folding import Folded, folded, laid_out
 from pathways_lab.core.scheduling.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.control_plane.directory import HostSeen
-from pathways_lab.timeline.queries import messages
+from pathways_lab.timeline.queries import flows
 from pathways_lab.timeline.records import Event
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.auth import ticket_of
@@ -416,7 +416,8 @@ def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
     kinds = [r.kind for r in records if isinstance(r, Event)]
     for kind in ("host-joined", "slice-bound", "submitted", "launched", "resolved", "failed"):
         assert kind in kinds
-    assert messages(records, ONE + 9) == {
+    counted = flows(records, ONE + 9)
+    assert {way: flow.messages for way, flow in counted.items()} == {
         ("submit", "kernel-1", "control"): 1,
         ("grant", "control", "i0/h"): 1,
         ("grant", "control", "i1/h"): 1,

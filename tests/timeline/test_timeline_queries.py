@@ -167,9 +167,9 @@ def test_a_story_is_of_a_run_that_is_known() -> None:
 
 
 def test_one_message_for_a_run() -> None:
-    counted = queries.messages(training(3), RUN)
-    assert counted == {("submit", "kernel-1", "control"): 1}
-    assert sum(queries.messages(training(3)).values()) == 3
+    way = ("submit", "kernel-1", "control")
+    assert {way: flow.messages for way, flow in queries.flows(training(3), RUN).items()} == {way: 1}
+    assert queries.flows(training(3))[way].messages == 3
 
 
 def test_lanes_are_in_order_and_do_not_overlap() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pathways_lab.timeline import queries, waits
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.packed import Granted, single
-from pathways_lab.timeline.planned import GAP_CAUSES, OTHERS, PLAN, RunSeen, planned
+from pathways_lab.timeline.planned import OTHERS, PLAN, RunSeen, planned
 from pathways_lab.timeline.records import Event, Record, Span
 from pathways_lab.timeline.records_of import Placing
 from pathways_lab.timeline.waits import (
@@ -99,7 +99,7 @@ def test_the_gap_of_every_device_adds_up(records):
         found = planned(records, run)
         for device in found.devices:
             others = {f"run {other} (p)" for other in {1, 2, 3} - {run}}
-            assert set(device.gap) <= {*GAP_CAUSES, *others}
+            assert set(device.gap) <= {PLAN, OTHERS, *CAUSES, *others}
             assert min(device.gap.values(), default=0) >= 0
             covered, reached = 0.0, 0.0
             for _, start, end in sorted(device.actual, key=lambda part: part[1]):
@@ -352,7 +352,7 @@ def test_a_run_that_was_submitted_ahead_names_those_that_have_its_devices_before
     assert OTHERS not in gap
     forgotten = planned([r for r in records if r.run != 1], 3).gap()
     assert forgotten["run 2 (p)"] == pytest.approx(6.9 - 0.3)
-    assert planned(records, 1).gap().keys().isdisjoint(gap.keys() - set(GAP_CAUSES))
+    assert planned(records, 1).gap().keys().isdisjoint(gap.keys() - {PLAN, OTHERS, *CAUSES})
 
 
 def test_a_run_is_found_by_its_clients_own_number_where_that_is_one_run():

@@ -11,8 +11,6 @@ it as it shows other tables.
 Rule for maintainers: a query reads these tables and nothing else.  No file, no network, no
 extension, no variable of Python; only one statement, and it must be one that selects (tested).
 The only module that knows DuckDB, and only when asked.
-
-Paper: none.
 """
 
 from __future__ import annotations
