@@ -41,7 +41,7 @@ from pathways_lab.door import exchange, plugin
 from pathways_lab.door.exchange import Exchange
 from pathways_lab.runtime import jax_backends
 from pathways_lab.runtime.arrays import is_key, key_implementation
-from pathways_lab.runtime.devices import spec_of
+from pathways_lab.runtime.devices import mesh_of, spec_of
 from pathways_lab.runtime.processes.program_environment import LAB_FILE, PLATFORM, SETTINGS
 
 _lock = threading.Lock()
@@ -114,9 +114,7 @@ class OpenDoor:
                 f"slice {place.name} has devices of {', '.join(missing)}, and the door is older",
                 "close the door and open another one",
             )
-        grid = np.array([self._at[each] for each in place.binding.devices], dtype=object)
-        shape = [size for _, size in axes]
-        mesh = Mesh(grid.reshape(shape), tuple([name for name, _ in axes]))
+        mesh = mesh_of([self._at[each] for each in place.binding.devices], axes)
         self._slices[mesh] = place
         return mesh
 

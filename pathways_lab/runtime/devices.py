@@ -24,7 +24,7 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,13 @@ def spec_of(layout: Layout) -> PartitionSpec:
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
+
+
+def mesh_of(devices: Sequence[Any], axes: Sequence[tuple[str, int]]) -> Mesh:
+    """Devices, row-major, as a mesh of these axes and sizes."""
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return Mesh(grid.reshape([size for _, size in axes]), tuple([name for name, _ in axes]))
 
 
 class Footprint:
@@ -115,10 +122,7 @@ class Place:
         """The JAX sharding that a layout means here.  Its mesh may name other axes than ours."""
         known = self._shardings.get(layout)
         if known is None:
-            grid = np.empty(len(self.devices), dtype=object)
-            grid[:] = self.devices
-            names = tuple(name for name, _ in layout.mesh)
-            mesh = Mesh(grid.reshape(tuple(size for _, size in layout.mesh)), names)
+            mesh = mesh_of(self.devices, layout.mesh)
             known = self._shardings[layout] = NamedSharding(mesh, spec_of(layout))
         return known
 
@@ -150,6 +154,15 @@ class IslandRuntime(abc.ABC):
     @abc.abstractmethod
     def _make(self, binding: SliceBinding) -> Footprint:
         """The JAX devices behind a set of devices that has none yet."""
+
+    def _check_own(self, owned: tuple[Owned, ...], binding: SliceBinding, why: str) -> None:
+        """Raises NotImplementedError for devices of other hosts."""
+        strangers = sorted({host for host, _ in owned} - {self.host})
+        if strangers:
+            others = ", ".join(strangers)
+            raise NotImplementedError(
+                f"slice {slice_name(binding.slice)} spans {self.host} and {others}{why}"
+            )
 
     @abc.abstractmethod
     def meet(self, binding: SliceBinding, name: str) -> None:
@@ -230,12 +243,9 @@ class CpuRuntime(IslandRuntime):
 
     def _make(self, binding: SliceBinding) -> Footprint:
         owned = footprint_of(binding)
-        strangers = sorted({host for host, _ in owned} - {self.host})
-        if strangers:
-            raise NotImplementedError(
-                f"slice {slice_name(binding.slice)} spans {self.host} and {', '.join(strangers)}; "
-                "CPU devices of several hosts cannot compute together here"
-            )
+        self._check_own(
+            owned, binding, "; CPU devices of several hosts cannot compute together here"
+        )
         made = jax_private.make_cpu_client(len(owned)).local_devices()
         return Footprint(self.lane(binding), dict(zip(owned, made, strict=True)))
 
@@ -275,10 +285,8 @@ class PlatformRuntime(IslandRuntime):
 
     def _make(self, binding: SliceBinding) -> Footprint:
         owned = footprint_of(binding)
-        strangers = sorted({host for host, _ in owned} - {self.host})
-        if strangers:
-            raise NotImplementedError(
-                f"slice {slice_name(binding.slice)} spans {self.host} and {', '.join(strangers)},"
-                f" whose {self.kind.upper()}s were not started together: give hosts_per_island"
-            )
+        kind = self.kind.upper()
+        self._check_own(
+            owned, binding, f", whose {kind}s were not started together: give hosts_per_island"
+        )
         return Footprint(self.host, {o: self._devices[o[1]] for o in owned})

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client.functions.array_types import ArrayType
@@ -33,6 +32,7 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import SliceId, slice_name
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import virtual_devices as bindings
+from pathways_lab.runtime.devices import mesh_of
 from pathways_lab.timeline.text_table import TextTable
 
 ONCE = "use each axis of the slice's mesh at most once, and None for a dimension that stays whole"
@@ -195,10 +195,7 @@ class Slice:
 
     def mesh_of(self, axes: tuple[tuple[str, int], ...]) -> Mesh:
         """The virtual devices, in the same order, as a mesh of other axes."""
-        shape = tuple(size for _, size in axes)
-        grid = np.empty(len(self.devices), dtype=object)
-        grid[:] = self.devices
-        return Mesh(grid.reshape(shape), tuple(name for name, _ in axes))
+        return mesh_of(self.devices, axes)
 
     def sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
         """``NamedSharding(slice.mesh, spec)``; without *spec* a whole copy on each device."""
@@ -336,9 +333,7 @@ class HostSlice:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        grid = np.empty(len(self.devices), dtype=object)
-        grid[:] = self.devices
-        return Mesh(grid.reshape(self.shape), self.axes)
+        return mesh_of(self.devices, tuple(zip(self.axes, self.shape, strict=True)))
 
     def sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
