@@ -12,12 +12,12 @@ Paper: section 5 (per-gang timelines of the figures).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, Line, Plan
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Decision, Send
+from pathways_lab.executor.actions import Decision, Receive, Send
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.compiler import Code, Executable
 from pathways_lab.runtime.host.segment_job import Ends, SegmentJob
@@ -117,45 +117,29 @@ class Story:
 
     def sent(self, action: Send, start: float, end: float, nbytes: int, client: str) -> Span:
         """The parts of a transfer's source have left.  nbytes: what went to other hosts."""
-        return Span(
-            "send",
-            start,
-            end,
-            self._island,
-            self._host,
-            action.source.locals,
-            *action.key,
-            action.plan.name,
-            action.node.name,
-            client,
-            _text(action.node.line),
-            {"seq": action.seq, "nbytes": nbytes},
-        )
+        more = {"nbytes": nbytes}
+        return self._transfer("send", start, end, action, action.source.locals, client, more)
 
     def arrived(self, arrived: Arrived, client: str) -> Span:
         """A transfer is complete on this host."""
         action, end = arrived.action, arrived.end
-        return Span(
-            "transfer",
-            end if arrived.start is None else min(arrived.start, end),
-            end,
-            self._island,
-            self._host,
-            action.target.locals,
-            *action.key,
-            action.plan.name,
-            action.node.name,
-            client,
-            _text(action.node.line),
-            {
-                "seq": action.seq,
-                "slice": action.target.value.slice,
-                "nbytes": arrived.nbytes,
-                "source": ", ".join(arrived.sources),
-                "target": self._host,
-                "poisoned": arrived.failure is not None,
-            },
-        )
+        start = end if arrived.start is None else min(arrived.start, end)
+        more = {
+            "slice": action.target.value.slice,
+            "nbytes": arrived.nbytes,
+            "source": ", ".join(arrived.sources),
+            "target": self._host,
+            "poisoned": arrived.failure is not None,
+        }
+        return self._transfer("transfer", start, end, action, action.target.locals, client, more)
+
+    def _transfer(
+        self, kind: str, start: float, end: float, action: Send | Receive,
+        devices: tuple[int, ...], client: str, more: Mapping[str, object],
+    ) -> Span:  # fmt: skip
+        of = (*action.key, action.plan.name, action.node.name, client)
+        line, args = _text(action.node.line), {"seq": action.seq, **more}
+        return Span(kind, start, end, self._island, self._host, devices, *of, line, args)
 
     def counted(self, decision: Decision, rows: int, client: str, now: float) -> Event:
         """A value that decides has said how many rows there are."""
