@@ -22,36 +22,18 @@ import numpy as np
 from pathways_lab.client.functions import scopes
 from pathways_lab.client.session import failures, in_jax
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
+_BINARY = {
     "divmod": divmod,
-    "pow": operator.pow,
-    "matmul": operator.matmul,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
+    **{
+        name: getattr(operator, f"__{name}__")
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+            *("and", "or", "xor", "lshift", "rshift"),
+        )
+    },
 }
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
-_UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "abs": operator.abs,
-    "invert": operator.invert,
-}
+_COMPARE = {name: getattr(operator, f"__{name}__") for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_UNARY = {name: getattr(operator, f"__{name}__") for name in ("neg", "pos", "abs", "invert")}
 _METHODS = (
     *("all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "clip", "conj"),
     *("conjugate", "cumprod", "cumsum", "diagonal", "dot", "flatten", "max", "mean", "min"),
