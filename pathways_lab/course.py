@@ -6,8 +6,6 @@ know for which case.
 Rule for maintainers: graded by behaviour only: what an answer does with examples,
 never how it is written.  A wrong answer is told, not raised; it never ends a
 notebook.
-
-Paper: none.
 """
 
 from __future__ import annotations

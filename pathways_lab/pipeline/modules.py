@@ -5,8 +5,6 @@ together in objects.
 
 Rule for maintainers: no library is imported here; whoever has a module of one has
 loaded it.  A module whose call changes it is refused, since a pipeline would lose that.
-
-Paper: none.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ record says, unchanged and changed.  Both are explained as the run itself is
 
 Rule for maintainers: a prediction says how far the unchanged replay is from what was measured, and
 how far earlier ones were; none is corrected by that.
-
-Paper: none.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ which sends again until it gets through.
 Rule for maintainers: a link that is in no trouble keeps its messages in order
 and whole.  Only owners of the lab get here: orders come over the lifeline, from the
 parent, and from nowhere else.
-
-Paper: none.
 """
 
 from __future__ import annotations

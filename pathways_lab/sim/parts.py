@@ -6,8 +6,6 @@ carries bytes; each must be understood (and tested) without the others.
 Rule for maintainers: records without behaviour, and the ports through which
 the three see each other; no module of the simulation imports one that imports
 it.
-
-Paper: none.
 """
 
 from __future__ import annotations

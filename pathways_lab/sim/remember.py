@@ -6,8 +6,6 @@ where it comes from, and whoever looks at it must see that it is simulated.
 Rule for maintainers: what the control plane decides is recorded by the same
 function as on a real cluster (:mod:`pathways_lab.timeline.records_of`), what
 hosts do in the same form as theirs; every record says ``simulated``.
-
-Paper: none.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ the costs of the machine are read off the run; the simulator does the rest.
 
 Rule for maintainers: a cost is what the record shows, or the default; nothing is fitted to the time
 that the whole run took, so an unchanged replay tells how good the others are.
-
-Paper: none.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ nobody may take it for one.
 
 Rule for maintainers: all numbers are computed from the records, by the
 questions that real timelines are asked.
-
-Paper: none.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Problem: such a call is not part of the user's computation.  So it is of one fun
 program, on a slice of this lab, and leaves its arguments as they are.
 
 Rule for maintainers: everything is refused before anything runs.
-
-Paper: none.
 """
 
 from __future__ import annotations

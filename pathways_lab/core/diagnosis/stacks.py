@@ -5,8 +5,6 @@ looks for the one line of their own at which one stands.
 
 Rule for maintainers: plain data and how it looks; :mod:`pathways_lab.runtime.processes.stacks`
 asks the process.
-
-Paper: none.
 """
 
 from __future__ import annotations

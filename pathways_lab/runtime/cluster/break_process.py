@@ -9,8 +9,6 @@ Dask cluster and is an owner of the lab.
 
 Rule for maintainers: every fault ends by itself, also when no client asks for
 it; the device process imports nothing of this module.
-
-Paper: none.
 """
 
 from __future__ import annotations

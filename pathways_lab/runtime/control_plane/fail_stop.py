@@ -5,8 +5,6 @@ for: a run may be admitted and not granted, a byte counted twice.  A lab that go
 on that ground.  So it ends, and says why, and where the events are that lead to the bug.
 
 Rule for maintainers: nothing in here may raise; the lab is over already.
-
-Paper: none.
 """
 
 from __future__ import annotations

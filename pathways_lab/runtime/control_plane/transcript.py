@@ -11,8 +11,6 @@ one made.  :func:`read` reads the file, :func:`differences` asks again.  Without
 when the core fails.
 
 Rule for maintainers: a transcript ends at a limit and says so, and never stops the core.
-
-Paper: none.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ the parent reads before it removes the folder of a process that has died.
 
 Rule for maintainers: writing costs microseconds, compiling milliseconds at least; a note that
 cannot be written holds up nothing.
-
-Paper: none.
 """
 
 from __future__ import annotations

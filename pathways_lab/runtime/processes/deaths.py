@@ -8,8 +8,6 @@ How: the kernel only counts, for a whole control group or machine; so the counts
 when a process begins and again when it has ended, and what is told is the difference.
 
 Rule for maintainers: one sentence, true also where nothing is known; nothing here raises.
-
-Paper: none.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ Native frames need a debugger: py-spy, where it is installed.
 
 Rule for maintainers: the signal is for processes that hang.  It reads the frames of threads
 without the interpreter, and where they run, that may end the process.
-
-Paper: none.
 """
 
 from __future__ import annotations
