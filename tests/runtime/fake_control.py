@@ -26,7 +26,6 @@ from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.host.compiler import Code
-from pathways_lab.runtime.islands.coordination_service import Coordination
 from pathways_lab.runtime.islands.process_group import Formation
 from pathways_lab.runtime.processes.child_process import Child, spawn
 from pathways_lab.timeline.records import Record, Span
@@ -36,6 +35,7 @@ from pathways_lab.transport.auth import key_of
 from pathways_lab.transport.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
+from tests.runtime.formation_kit import Fates
 from tests.runtime.host_kit import wire
 from tests.runtime.launch_kit import plan_of, with_bytes
 
@@ -59,7 +59,7 @@ class Lab:
         self.reasons: dict[str, str] = {}
         self.rejected: list[tuple[str, int, str]] = []
         self.reports = 0
-        self.coordination: Coordination | None = None
+        self.fates: Fates | None = None
         self.formations = itertools.count(1)
         self.spans: dict[int, int] = {}
         self.joined: dict[tuple[str, int], Any] = {}
@@ -100,8 +100,8 @@ class Lab:
             child.let_go()
         for child in self.children.values():
             child.end()
-        if self.coordination is not None:
-            self.coordination.end()
+        if self.fates is not None:
+            self.fates.coordination.end()
         self.reactor.close()
         remove_folder(self.folder)
 
@@ -158,21 +158,16 @@ class Lab:
 
     def span(self, binding: SliceBinding) -> SliceBinding:
         """Bind a slice whose hosts compute together."""
-        if self.coordination is None:
-            self.coordination = Coordination(self.folder)
+        if self.fates is None:
+            self.fates = Fates(self.folder)
         formation = Formation.of(binding, next(self.formations), 0)
         for host in binding.hosts:
             fields = {"slice": binding.slice, "formation": pack(formation)}
             self.links[host].send("span", fields)
         self.bind(binding)
-        found: list[Any] = []
-        opened = threading.Event()
-        self.coordination.open(
-            formation.number, len(binding.hosts), lambda a: (found.append(a), opened.set())
-        )
-        assert opened.wait(60)
+        address = self.fates.open(formation.number, len(binding.hosts))
         for host in binding.hosts:
-            fields = {"number": formation.number, "address": found[0]}
+            fields = {"number": formation.number, "address": address}
             self.links[host].send("form", fields)
         self.spans[binding.slice] = formation.number
         return binding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,42 @@ class Host:
 _names = itertools.count()
 
 
+class Fates:
+    """A book of formations that notes the fate of their services; in any thread.
+
+    answers: of the formations asked for, the address or why there is none, in order.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.coordination = Coordination(folder, lambda function, *args: function(*args))
+        self.answers: queue.Queue[tuple[str, str]] = queue.Queue()
+        self.lost: list[int] = []
+
+    def opened(self, number: int, address: str) -> None:
+        self.answers.put((address, ""))
+
+    def refused(self, number: int, reason: str) -> None:
+        self.answers.put(("", reason))
+
+    def orphaned(self, numbers: list[int]) -> None:
+        self.lost += numbers
+
+    def open(self, number: int, processes: int) -> str:
+        """The address of a new formation's service.  Raises :class:`Error`."""
+        self.coordination.open(number, processes, self)
+        address, refusal = self.answers.get(timeout=TIMEOUT)
+        if refusal:
+            raise Error(refusal)
+        return address
+
+
 class Island:
     """Hosts ``h0``, ``h1`` … and a coordination process."""
 
     def __init__(self, folder: Path, hosts: int = 2, flags: str = LONG) -> None:
         self.folder, self.flags = folder, flags
-        self.lost: list[tuple[list[int], str]] = []
-        self.coordination = Coordination(folder, lambda n, why: self.lost.append((n, why)))
-        self.coordination.start()
+        self.fates = Fates(folder)
+        self.coordination = self.fates.coordination
         self.hosts = [Host(f"h{index}", folder, flags) for index in range(hosts)]
         self._numbers = itertools.count()
         for host in self.hosts:
@@ -95,13 +123,7 @@ class Island:
     def open(self, processes: int) -> tuple[int, str]:
         """A new formation's number and address."""
         number = next(self._numbers)
-        found: list[Any] = []
-        arrived = threading.Event()
-        self.coordination.open(number, processes, lambda a: (found.append(a), arrived.set()))
-        assert arrived.wait(TIMEOUT)
-        if not isinstance(found[0], str):
-            raise found[0]
-        return number, found[0]
+        return number, self.fates.open(number, processes)
 
     def form(self, parts: dict[int, list[int]]) -> int:
         """Form, on all its hosts: ``{host index: local device numbers}``; its number."""

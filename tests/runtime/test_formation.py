@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pathways_lab.runtime.islands.coordination_service import Coordination, CoordinationLost
-from tests.runtime.formation_kit import LONG, TIMEOUT, Error, Host, Island
+from tests.runtime.formation_kit import LONG, Error, Fates, Host, Island
 from tests.runtime.processes import stop, until
 
 pytestmark = pytest.mark.cluster
@@ -275,14 +273,14 @@ def test_the_coordination_process_may_die(island: Island) -> None:
     other = island.form({0: [2], 1: [2]})
     island.hosts[0].ask("meet", thread="meet", number=other, name="never")
     assert island.hosts[0].waits("meet", 1.0)
-    island.lost.clear()
+    island.fates.lost.clear()
     pid = island.coordination.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(Error, match="its hosts could not meet"):
         island.hosts[0].value("meet")
-    until(lambda: island.lost)
-    assert [numbers for numbers, _ in island.lost] == [[number, other]]
+    until(lambda: len(island.fates.lost) == 2)
+    assert island.fates.lost == [number, other]
     assert island.all("run", [0, 1], number=number, times=20) == [[10.0], [10.0]]
     assert island.hosts[0].do("state", number=number) == ["joined", True, False]
     for host in island.hosts[:2]:
@@ -315,16 +313,13 @@ def test_without_the_relay_a_host_dies_with_its_coordination_process(folder: Pat
 def test_a_coordination_process_that_cannot_serve_says_why(tmp_path: Path) -> None:
     """An address that cannot be bound would be a crash of native code."""
     (folder := tmp_path / ("long" * 25)).mkdir()
-    coordination = Coordination(folder)
-    answers: queue.Queue[str | CoordinationLost] = queue.Queue()
+    fates = Fates(folder)
     try:
         for number in (1, 2):
-            coordination.open(number, 2, answers.put)
-            answer = answers.get(timeout=TIMEOUT)
-            assert isinstance(answer, CoordinationLost)
-            assert "the path of a Unix socket may have" in str(answer)
-        assert coordination.pid is not None
+            with pytest.raises(Error, match="the path of a Unix socket may have"):
+                fates.open(number, 2)
+        assert fates.coordination.pid is not None
     finally:
-        coordination.end()
-    with pytest.raises(CoordinationLost, match="closing"):
-        coordination.open(3, 2, answers.put)
+        fates.coordination.end()
+    with pytest.raises(Error, match="closing"):
+        fates.open(3, 2)

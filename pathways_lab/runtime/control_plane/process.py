@@ -40,7 +40,7 @@ from pathways_lab.runtime.control_plane.transcript import LastEvents, Transcript
 from pathways_lab.runtime.fault_injection import Troubles
 from pathways_lab.runtime.host_messages import NOBODY
 from pathways_lab.runtime.islands.accelerator_groups import Assemblies, HostWaiting
-from pathways_lab.runtime.islands.coordination_client import Introductions
+from pathways_lab.runtime.islands.coordination_service import Coordination
 from pathways_lab.runtime.processes import child_process, slurm
 from pathways_lab.transport import auth
 from pathways_lab.transport.codec import unpack_fields
@@ -106,8 +106,8 @@ class ControlPlane:
         self.reactor = Reactor(
             "control", self._message, self._closed, self._opened, limits=TO_CONTROL, awake=True
         )
-        self.introductions = Introductions(folder, self.reactor.call_soon)
-        self.assemblies = Assemblies(self.introductions, self._tell_waiting, self._end_host)
+        self.coordination = Coordination(folder, self.reactor.call_soon)
+        self.assemblies = Assemblies(self.coordination, self._tell_waiting, self._end_host)
         policy_key = auth.new_key()
         policy_address = self.reactor.listen(
             f"unix:{folder}/policies.sock", policy_key, self._meet_policy
@@ -117,7 +117,7 @@ class ControlPlane:
             core,
             time.monotonic,
             self._flush_later,
-            self.introductions,
+            self.coordination,
             lambda rim: PolicyDesk(rim, processes, time.monotonic, self.reactor.call_later),
             keys.data,
             wish,
@@ -138,7 +138,7 @@ class ControlPlane:
         self.reactor.call_soon(self.rim.closing, reason)
         self.reactor.call_soon(told.set)
         told.wait(0.2)
-        self.introductions.end()
+        self.coordination.end()
         self.reactor.close(reason)
 
     def _close_soon(self, reason: str) -> None:
@@ -240,7 +240,7 @@ class ControlPlane:
 
     def _meet_host(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
         if hello.get("role") == STREAM and link.certified:
-            link.taker = functools.partial(self.introductions.bring, hello.get("number"))
+            link.taker = functools.partial(self.coordination.bring, hello.get("number"))
             return {"role": "control", "name": "control"}
         if hello.get("role") not in ("host", "waiting"):
             raise Refused("this address is for hosts")

@@ -14,8 +14,9 @@ it a child of the control plane's parent, every request would pass through the
 Dask scheduler's event loop, which stalls under load.  Requests are lines on
 the lifeline, so it opens no door of its own for them.
 
-Rule for maintainers: it imports jaxlib and not JAX.  Nothing here waits in the
-caller's thread.
+Rule for maintainers: the process imports jaxlib and not JAX.  Nothing here
+waits in the caller's thread or decides: the book of formations is pure, lives
+in the reactor's thread, and hears everything through *post*.
 
 Paper: section 4.5 (hosts are joined by the accelerator's own runtime).
 """
@@ -25,11 +26,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pathways_lab.runtime.islands.coordination_relay import to_service
+from pathways_lab.runtime.islands.process_groups import Book
+from pathways_lab.runtime.islands.tls_tunnel import carry
 from pathways_lab.runtime.processes import child_process
 from pathways_lab.runtime.processes.child_process import Child, ChildDied
 from pathways_lab.transport import addresses
@@ -39,129 +45,127 @@ _PATIENCE = 24 * 3600.0
 _START_SECONDS = 60.0
 
 
-class CoordinationLost(RuntimeError):
-    """The coordination process ended, or could not do what it was asked."""
+@dataclass(slots=True)
+class _Served:
+    """A formation: its coordination process, the book that asked, the service's address."""
 
-
-Opened = Callable[[str | CoordinationLost], object]
-"""Called with the address of the service, or with why there is none."""
-
-
-class _Incarnation:
-    """One coordination process: who waits for it, and which formations it serves."""
-
-    def __init__(self, child: Child) -> None:
-        self.child = child
-        self.waiting: dict[int, Opened] = {}
-        self.open: set[int] = set()
+    child: Child
+    book: Book
+    address: str = ""
 
     def ask(self, request: dict[str, Any]) -> None:
-        # One that died is noticed by its listener.
+        # A process that died is noticed by its listener.
         with contextlib.suppress(ChildDied):
             self.child.tell(request)
 
 
 class Coordination:
-    """The coordination process, started at the first need and again after a loss.
+    """Implements :class:`pathways_lab.runtime.islands.process_groups.Services` with a process.
+
+    The first formation starts the process, and the first after a loss starts
+    another: a lab whose slices all lie on one host never has it.
 
     folder: private, for its log and sockets.
         Hosts of other machines are brought to these by the control plane.
-    on_lost(formations, why): these are open and their service is gone.  Gangs
-        in them go on (:mod:`pathways_lab.runtime.islands.coordination_relay`); device groups
+    post(function, *args): run it in the reactor's thread; books hear everything there.
+        Gangs of an orphaned formation go on
+        (:mod:`pathways_lab.runtime.islands.coordination_relay`); device groups
         that never computed together before cannot meet any more.
 
-    Formations are numbers that are never used twice.  All callbacks run in a
-    thread of this object's own.
+    Formations are numbers that are never used twice.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        on_lost: Callable[[list[int], str], object] = lambda formations, why: None,
-    ) -> None:
+    def __init__(self, folder: Path, post: Callable[..., None]) -> None:
         self._folder = folder
-        self._on_lost = on_lost
+        self._post = post
         self._lock = threading.Lock()
-        self._now: _Incarnation | None = None
+        self._served: dict[object, _Served] = {}
+        self._child: Child | None = None
         self._ended = False
 
     @property
     def pid(self) -> int | None:
         """The process number, while there is a process."""
-        now = self._now
-        return now.child.pid if now is not None and now.child.alive else None
+        child = self._child
+        return child.pid if child is not None and child.alive else None
 
-    def start(self) -> None:
-        """Start it now, to save half a second later.  Again is fine."""
-        with self._lock:
-            self._alive()
+    def open(self, formation: int, processes: int, book: Book) -> None:
+        """The book hears :meth:`Book.opened` or :meth:`Book.refused` later."""
+        try:
+            with self._lock:
+                served = self._served[formation] = _Served(self._alive(), book)
+        except ChildDied as error:  # no memory or no process left, or the lab closes
+            self._post(book.refused, formation, str(error))
+        else:
+            served.ask({"open": formation, "processes": processes})
 
-    def open(self, formation: int, processes: int, done: Opened) -> None:
-        """Open a service for a formation of *processes* hosts; *done* is told its address."""
-        with self._lock:
-            now = self._alive()
-            now.waiting[formation] = done
-        now.ask({"open": formation, "processes": processes})
+    def bring(self, formation: object, sealed: ssl.SSLSocket) -> None:
+        """Carry a stream of a host on another machine to a service."""
+        try:
+            service = to_service(self._served[formation].address)
+        except (LookupError, TypeError, OSError):  # it has ended meanwhile
+            sealed.close()
+        else:
+            carry(service, sealed)
 
     def close(self, formation: int) -> None:
         """Its hosts need no more introductions: the formation has ended."""
         with self._lock:
-            now = self._now
-            if now is None:
-                return
-            known = now.waiting.pop(formation, None) is not None or formation in now.open
-            now.open.discard(formation)
-        if known:
-            now.ask({"close": formation})
+            served = self._served.pop(formation, None)
+        if served is not None:
+            served.ask({"close": formation})
 
     def end(self) -> None:
         """End the process; nothing is reported any more.  Again is fine."""
         with self._lock:
             self._ended = True
-            now, self._now = self._now, None
-            if now is not None:
-                now.waiting.clear()
-                now.open.clear()
-        if now is not None:
-            now.child.end()
+            self._served.clear()
+            child, self._child = self._child, None
+        if child is not None:
+            child.end()
 
-    def _alive(self) -> _Incarnation:
+    def _alive(self) -> Child:
         if self._ended:
-            raise CoordinationLost("the lab is closing")
-        if self._now is None or not self._now.child.alive:
-            configuration = {"folder": str(self._folder)}
-            child = child_process.spawn(
-                MODULE, configuration, name="coordination", folder=self._folder
+            raise ChildDied("the lab is closing")
+        if self._child is None or not self._child.alive:
+            self._child = child_process.spawn(
+                MODULE, {"folder": str(self._folder)}, name="coordination", folder=self._folder
             )
-            self._now = _Incarnation(child)
             threading.Thread(
-                target=self._listen, args=(self._now,), name="coordination", daemon=True
+                target=self._listen, args=(self._child,), name="coordination", daemon=True
             ).start()
-        return self._now
+        return self._child
 
-    def _listen(self, now: _Incarnation) -> None:
+    def _listen(self, child: Child) -> None:
         try:
-            now.child.hear(_START_SECONDS)
+            child.hear(_START_SECONDS)
             while True:
-                report = now.child.hear(_PATIENCE)
-                formation = report["formation"]
-                with self._lock:
-                    done = now.waiting.pop(formation, None)
-                    if done is not None and "address" in report:
-                        now.open.add(formation)
-                if done is not None:
-                    done(report.get("address") or CoordinationLost(report["refused"]))
+                self._reported(**child.hear(_PATIENCE))
         except ChildDied as death:
             why = str(death)
-        now.child.end()
+        child.end()
         with self._lock:
-            waiting, lost = dict(now.waiting), sorted(now.open)
-            now.waiting.clear()
-            now.open.clear()
-        for done in waiting.values():
-            done(CoordinationLost(why))
-        if lost:
-            self._on_lost(lost, why)
+            lost = [(number, it) for number, it in self._served.items() if it.child is child]
+            for number, _ in lost:
+                del self._served[number]
+        for number, served in lost:
+            if served.address:
+                self._post(served.book.orphaned, [number])
+            else:
+                self._post(served.book.refused, number, why)
+
+    def _reported(self, formation: int, address: str = "", refused: str = "") -> None:
+        with self._lock:
+            served = self._served.get(formation)
+            if served is None:  # closed meanwhile
+                return
+            served.address = address
+            if refused:
+                del self._served[formation]
+        if refused:
+            self._post(served.book.refused, formation, refused)
+        else:
+            self._post(served.book.opened, formation, address)
 
 
 # --- the process -------------------------------------------------------------------
