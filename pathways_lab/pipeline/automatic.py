@@ -26,7 +26,7 @@ from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.tags import beneath
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import PathwaysError, refused
-from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
+from pathways_lab.pipeline.layered import Layered, Model, PartState, initial, updated
 from pathways_lab.pipeline.mpmd.front import jit as mpmd_jit
 from pathways_lab.pipeline.mpmd.marks import named
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
@@ -133,9 +133,7 @@ class Pipeline(Layered[State]):
     def _changed(self, state: PartState, slopes: Any) -> PartState:
         mean = jax.tree.map(lambda slope: slope / self.schedule.microbatches, slopes)
         parameters, memory = state
-        changes, memory = self._model.optimizer.update(mean, memory, parameters)
-        new = jax.tree.map(lambda p, change: (p + change).astype(p.dtype), parameters, changes)
-        return new, memory
+        return updated(self._model.optimizer, mean, memory, parameters)
 
 
 @failures.at_caller()

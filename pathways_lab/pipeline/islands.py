@@ -32,7 +32,7 @@ from pathways_lab.client.lab.tags import beneath
 from pathways_lab.client.program.program import device_put, program
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import refused
-from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
+from pathways_lab.pipeline.layered import Layered, Model, PartState, initial, updated
 
 State = tuple[tuple[PartState, ...], ...]
 """By slice and chunk: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
@@ -174,8 +174,7 @@ def _update(
     def mean(*gradients: Any) -> Any:
         return sum(g * (share / total) for g, share in zip(gradients, shares, strict=True))
 
-    changes, memory = optimizer.update(jax.tree.map(mean, *found), memory, parameters)
-    return jax.tree.map(lambda p, c: (p + c).astype(p.dtype), parameters, changes), memory
+    return updated(optimizer, jax.tree.map(mean, *found), memory, parameters)
 
 
 @failures.at_caller()

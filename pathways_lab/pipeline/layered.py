@@ -81,10 +81,7 @@ class Model:
 
     def spec(self, part: int) -> tuple[Any, ...]:
         """A PartitionSpec for every parameter of a part."""
-        return tuple(
-            jax.tree.broadcast(self.specs[n], self.layers[n][1], is_leaf=_is_spec)
-            for n in self.parts[part]
-        )
+        return tuple(jax.tree.broadcast(self.specs[n], self.layers[n][1]) for n in self.parts[part])
 
     def types(self) -> tuple[PartState, ...]:
         """By part, the types of its state."""
@@ -151,5 +148,7 @@ def estimated(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:
     return found
 
 
-def _is_spec(entry: Any) -> bool:
-    return isinstance(entry, PartitionSpec)
+def updated(optimizer: Any, gradients: Any, memory: Any, parameters: Any) -> tuple[Any, Any]:
+    """Parameters and the optimizer's memory after one step."""
+    changes, memory = optimizer.update(gradients, memory, parameters)
+    return jax.tree.map(lambda p, change: (p + change).astype(p.dtype), parameters, changes), memory

@@ -28,6 +28,7 @@ from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.program.program import device_put
 from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.automatic import pipeline
+from pathways_lab.pipeline.layered import updated
 from pathways_lab.pipeline.modules import Layer
 from pathways_lab.pipeline.schedule import Schedule
 from pathways_lab.pipeline.schedules import SCHEDULES
@@ -69,9 +70,7 @@ class Work:
             return self.loss(x, labels)
 
         value, gradient = jax.value_and_grad(whole)(parameters)
-        changes, memory = self.optimizer.update(gradient, memory, parameters)
-        new = jax.tree.map(lambda p, c: (p + c).astype(p.dtype), parameters, changes)
-        return (new, memory), value
+        return updated(self.optimizer, gradient, memory, parameters), value
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,10 @@ class Callback:
     wide: bool
     lowered: bool = False
 
+    def blanks(self) -> tuple[Any, ...]:
+        """Results without content."""
+        return tuple(np.zeros(*each) for each in self.outputs)
+
 
 @dataclass(frozen=True, eq=False)
 class Calling:
@@ -259,11 +263,7 @@ def _replace(context: Any, operation: Any, callback: Callback, wrap: Wrap) -> No
     token, *operands = operation.operands if callback.ordered else (None, *operation.operands)
     inputs = [_core.ShapedArray(*each) for each in callback.inputs]
     outputs = [_core.ShapedArray(*each) for each in callback.outputs]
-
-    def blanks() -> tuple[Any, ...]:
-        return tuple(np.zeros(*each) for each in callback.outputs)
-
-    wrapped = wrap(callback.call, callback.numbered, blanks)
+    wrapped = wrap(callback.call, callback.numbered, callback.blanks)
     with ir.InsertionPoint(operation), operation.location:
         if callback.numbered:
             inputs = [_core.ShapedArray((), np.dtype(np.uint32)), *inputs]
@@ -283,11 +283,7 @@ def _replace(context: Any, operation: Any, callback: Callback, wrap: Wrap) -> No
 
 def _renumber(context: Any, operation: Any, callback: Callback, wrap: Wrap) -> None:
     """Have JAX's own call of a module that was lowered elsewhere mean a callable of this one."""
-
-    def blanks() -> tuple[Any, ...]:
-        return tuple(np.zeros(*each) for each in callback.outputs)
-
-    wrapped = wrap(callback.call, False, blanks)
+    wrapped = wrap(callback.call, False, callback.blanks)
 
     def after_token(token: Any, *args: Any) -> Any:
         return (token, *wrapped(*args))

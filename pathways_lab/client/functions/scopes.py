@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pathways_lab.client.session import failures
+
 
 @dataclass(frozen=True, slots=True)
 class Body:
@@ -76,6 +78,15 @@ def current() -> Body | Recorder:
 def outermost() -> bool:
     """Whether calls run at once: they stand in no scope."""
     return not _stack.entries
+
+
+def check_outside(name: str, why: str) -> None:
+    """Raises PathwaysError where *name* stands in a scope, of which it cannot be a part."""
+    if _stack.entries:
+        raise failures.capture_failure(
+            f"{name} is not a part of a program: it {why}",
+            "call it before or after, with the handles that the program takes or returns",
+        )
 
 
 @contextlib.contextmanager

@@ -235,7 +235,7 @@ class Care:
         >>> lab.verify().suspects                            # doctest: +SKIP
         >>> lab.verify(step, params, batch)                  # doctest: +SKIP
         """
-        _check_outside("verify", "devices have computed")
+        scopes.check_outside("lab.verify", "waits for what devices have computed")
         lab = cast(device_check.Lab, self)
         if step is None:
             return device_check.scan(lab, slice_request.count("rounds", rounds), wait)
@@ -256,7 +256,7 @@ class Care:
         >>> lab.operations(step, params, batch)[0].name      # doctest: +SKIP
         'dot_general.3'
         """
-        _check_outside("operations", "hosts have seen")
+        scopes.check_outside("lab.operations", "waits for what hosts have seen")
         found = profiled(self.session, function, args, kwargs)
         self.timeline.operations[found.function] = brief(found)
         return found
@@ -288,12 +288,4 @@ class Care:
         raise failures.refused(
             "this lab was not started here, and not connected to through Dask",
             "use the distributed.Client of the cluster",
-        )
-
-
-def _check_outside(method: str, waited_for: str) -> None:
-    if not scopes.outermost():
-        raise failures.capture_failure(
-            f"lab.{method} is not a part of a program: it waits for what {waited_for}",
-            "call it before or after, with the handles that the program takes or returns",
         )

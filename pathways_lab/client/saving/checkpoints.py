@@ -49,6 +49,7 @@ _write = jit(array_files.write, static_argnames=("mesh", "layout"), name="save")
 _written = jit(array_files.written, static_argnames=("mesh",), name="saved")
 _read = jit(array_files.read, static_argnames=("mesh", "layout", "shape", "dtype"), name="restore")
 
+_WHY_OUTSIDE = "has the client look at files"
 _FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.5
 """Seconds between questions whether hosts have written."""
 
@@ -128,7 +129,7 @@ def save(folder: str | os.PathLike[str], values: Any, *, wait: bool = True) -> S
 
     Raises PathwaysError when something cannot be kept or written; an old checkpoint stays then.
     """
-    _check_outside("pw.save")
+    scopes.check_outside("pw.save", _WHY_OUTSIDE)
     folder = slice_request.path("folder", folder).expanduser().absolute()
     tidy(folder)
     if os.path.exists(folder) and not os.path.exists(folder / INDEX):
@@ -179,7 +180,7 @@ def restore(folder: str | os.PathLike[str], like: Any = None, on: Any = None) ->
 
     Raises PathwaysError when there is no checkpoint, or another one than ``like``.
     """
-    _check_outside("pw.restore")
+    scopes.check_outside("pw.restore", _WHY_OUTSIDE)
     folder = slice_request.path("folder", folder).expanduser().absolute()
     if not os.path.exists(folder):
         tidy(folder)
@@ -207,14 +208,6 @@ def restore(folder: str | os.PathLike[str], like: Any = None, on: Any = None) ->
             here = _here(index, entry)
             restored.append(here.item() if isinstance(leaf, NUMBERS) else here)
     return jax.tree.unflatten(jax.tree.structure(like), restored)
-
-
-def _check_outside(what: str) -> None:
-    if not scopes.outermost():
-        raise failures.capture_failure(
-            f"{what} is not a part of a program: it has the client look at files",
-            "call it before or after, with the handles that the program takes or returns",
-        )
 
 
 def _check_kept(values: Sequence[tuple[Entry, Any]]) -> None:

@@ -248,7 +248,7 @@ class Elastic:
         return self.members if self.update is not None else self.members[:1]
 
     def _whole(self, name: str) -> Any:
-        return jax.tree.map(self.slices[name].sharding, self.state_sharding, is_leaf=_is_spec)
+        return jax.tree.map(self.slices[name].sharding, self.state_sharding)
 
     def _put(self, tree: Tree, name: str) -> Tree:
         """A state, arrays or handles, on an island."""
@@ -407,10 +407,6 @@ class Elastic:
 
     def _repr_html_(self) -> str:
         return html.escape(repr(self)).replace("\n", "<br>")
-
-
-def _is_spec(entry: Any) -> bool:
-    return isinstance(entry, PartitionSpec)
 
 
 def _ready(handle: Any) -> bool:
