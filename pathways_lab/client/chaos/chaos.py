@@ -27,21 +27,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pathways_lab.client.chaos import fault_report
 from pathways_lab.client.chaos.fault_report import Check, Expected, Fault
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.slice_request import bytes_of, duration
 from pathways_lab.client.lab.topology_view import Host
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.client.verify.device_check import Verification
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.cluster.break_process import act
@@ -62,19 +61,6 @@ _TOLD = 1.0
 """Seconds within which links notice: they compare their counts every half second."""
 
 
-class Lab(fault_report.Lab, Protocol):
-    """The part of :class:`pathways_lab.Lab` that is needed here."""
-
-    @property
-    def clients(self) -> tuple[str, ...]: ...
-
-    def dask_client(self) -> distributed.Client: ...
-
-    def verify(self) -> Verification: ...
-
-    def slice_at(self, devices: Sequence[tuple[str, int]], *, wait: bool) -> Slice: ...
-
-
 class Chaos:
     """Faults on purpose; see ``lab.chaos``.
 
@@ -83,7 +69,7 @@ class Chaos:
     ...     out = step(x).result()                           # doctest: +SKIP
     """
 
-    def __init__(self, lab: Lab, control: ControlAddress) -> None:
+    def __init__(self, lab: Parts, control: ControlAddress) -> None:
         self._lab = lab
         self._control = control
         self._client: distributed.Client | None = None

@@ -21,7 +21,7 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,12 +30,11 @@ from jax.sharding import PartitionSpec as P
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.topology_view import Island
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.program.program import program
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.pending import Run
-from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event
 from pathways_lab.timeline.text_table import TextTable
 
@@ -44,21 +43,6 @@ PATIENCE = 90.0
 _PAUSE = 0.02
 _PLUS: Callable[[Any, Any], Any] = operator.add
 _VALUES = np.arange(8.0, dtype=np.float32)
-
-
-class Lab(Protocol):
-    """The part of :class:`pathways_lab.Lab` that is needed here."""
-
-    session: Session
-    timeline: Timeline
-
-    @property
-    def islands(self) -> tuple[Island, ...]: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-    def slice(self, shape: Any, axes: Any = None, *, island: str, wait: bool) -> Slice: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +114,7 @@ class Fault:
 
     def __init__(
         self,
-        lab: Lab,
+        lab: Parts,
         title: str,
         expected: Expected,
         begin: Callable[[], float | None],

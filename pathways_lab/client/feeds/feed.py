@@ -33,16 +33,14 @@ import jax
 from pathways_lab.client.feeds.feed_tasks import ENDED, Described, HostTasks, Lent, Place
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.tags import NOTHING, Tag, beneath
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.program.program import targets_of
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import Failure, PathwaysError
 
 
-class Feeding:
+class Feeding(Parts):
     """The part of a lab that has to do with host computations."""
-
-    session: Session
 
     def feed(
         self,
@@ -95,7 +93,7 @@ class Feeding:
 
     @functools.cached_property
     def _host_tasks(self) -> HostTasks:
-        return HostTasks(self)  # type: ignore[arg-type]
+        return HostTasks(self)
 
 
 class Feed(Iterator[Any]):

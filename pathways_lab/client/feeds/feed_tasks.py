@@ -26,7 +26,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,18 +37,15 @@ from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import ArrayType, shard_bytes
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.tags import current
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.pending import Buffer
-from pathways_lab.client.session.session import Session
 from pathways_lab.client.session.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line
-from pathways_lab.runtime.cluster.attach import ControlAddress
-from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
 from pathways_lab.runtime.cluster.feed_worker import FEEDS
-from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Span
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.codec import pack
@@ -65,22 +62,6 @@ _STEPS = 1 << 32
 _FETCH = 2.0
 """Seconds after which a task's result, which is small, is asked for anew."""
 ENDED = "a feed ends with its lab and when it is closed: make a new one with lab.feed(...)"
-
-
-class Home(Protocol):
-    """The part of a lab that host computations need."""
-
-    session: Session
-    embedded: EmbeddedCluster | None
-    timeline: Timeline
-    _control: ControlAddress
-
-    @property
-    def closed(self) -> bool: ...
-
-    def dask_client(self) -> distributed.Client: ...
-
-    def _remember(self, written: list[bytes]) -> None: ...
 
 
 class Described(Pending):
@@ -163,7 +144,7 @@ class HostTasks:
     forget: numbers of feeds that nobody has any more; None: the lab ends.
     """
 
-    def __init__(self, lab: Home) -> None:
+    def __init__(self, lab: Parts) -> None:
         import distributed
 
         connection = lab.session.connection

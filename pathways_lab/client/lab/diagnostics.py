@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pathways_lab.client.chaos.chaos import Chaos
 from pathways_lab.client.code import variables
@@ -23,7 +23,8 @@ from pathways_lab.client.functions import scopes
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.memory_table import Memory
-from pathways_lab.client.lab.topology_view import Device, Island
+from pathways_lab.client.lab.topology_view import Device
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.program.operations import Operations, brief, profiled
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.session import Session
@@ -33,13 +34,9 @@ from pathways_lab.core.diagnosis.stacks import Stacks
 from pathways_lab.core.diagnosis.stall_actions import Action, OnStuck
 from pathways_lab.core.diagnosis.stall_story import Stuck
 from pathways_lab.core.memory.holdings import MOST, Holdings
-from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.runtime import nan_checks
 from pathways_lab.runtime.cluster import attach
-from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.cluster.device_supervisor import stacks_of
-from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
-from pathways_lab.timeline.log import Timeline
 from pathways_lab.transport.codec import pack, unpack
 
 if TYPE_CHECKING:
@@ -64,22 +61,11 @@ class Checking:
         return f"<gangs are tested for {found or 'nothing'}>"
 
 
-class Care:
+class Care(Parts):
     """The part of a lab that has to do with faults."""
 
-    session: Session
-    timeline: Timeline
-    embedded: EmbeddedCluster | None
-    _control: ControlAddress
     _target: Any = None
     """The Dask client or cluster that ``pw.connect`` was given, if it was one."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def islands(self) -> tuple[Island, ...]: ...
-
-        def _bound(self, request: SliceRequest, wait: bool | float) -> Slice: ...
 
     def slice_at(
         self,
@@ -236,10 +222,9 @@ class Care:
         >>> lab.verify(step, params, batch)                  # doctest: +SKIP
         """
         scopes.check_outside("lab.verify", "waits for what devices have computed")
-        lab = cast(device_check.Lab, self)
         if step is None:
-            return device_check.scan(lab, slice_request.count("rounds", rounds), wait)
-        return step_check.replay(lab, step, args, wait)
+            return device_check.scan(self, slice_request.count("rounds", rounds), wait)
+        return step_check.replay(self, step, args, wait)
 
     def operations(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Operations:
         """The operations of XLA inside of one gang, and their times: ``function(*args)``, run once.
@@ -276,7 +261,7 @@ class Care:
         ...     out = train(w, x)
         >>> fault                                            # doctest: +SKIP
         """
-        return Chaos(self, self._control)  # type: ignore[arg-type]
+        return Chaos(self, self._control)
 
     def dask_client(self) -> distributed.Client:
         """A Dask client of the lab's cluster; the caller closes it."""

@@ -14,20 +14,20 @@ resume, migration of a client's slices).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import PartitionSpec as P
 
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.tags import Tag
+from pathways_lab.client.lab.topology_view import Island
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.session import failures
-from pathways_lab.client.training.elastic_loop import Elastic, Machine
+from pathways_lab.client.training.elastic_loop import Elastic
 from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.slices.topology import SliceBinding
 
 if TYPE_CHECKING:
-    from pathways_lab.client.lab.topology_view import Island
-    from pathways_lab.client.session.session import Session
     from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
 
 _SECONDS = 60.0
@@ -47,16 +47,8 @@ class Takeaway(tuple[str, ...]):
         return "<br>".join(html.escape(line) for line in self) or "nothing was there"
 
 
-class Elasticity:
+class Elasticity(Parts):
     """The methods of a lab that change its machine: mixed into :class:`pathways_lab.Lab`."""
-
-    session: Session
-    embedded: EmbeddedCluster | None
-
-    if TYPE_CHECKING:
-
-        @property
-        def islands(self) -> tuple[Island, ...]: ...
 
     # --- islands ---------------------------------------------------------------------------
 
@@ -295,7 +287,7 @@ class Elasticity:
         if devices is None:
             devices = min((i.devices for i in there), default=1)
         return Elastic(
-            cast(Machine, self), train_step, state, batches, update, islands,
+            self, train_step, state, batches, update, islands,
             slice_request.count("devices", devices),
             parts if update is not None else 1,
             slice_request.count("replicas", replicas),

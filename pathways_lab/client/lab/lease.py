@@ -14,30 +14,16 @@ Paper: section 2 (multi-controller systems own their devices), section 4.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.client.lab.topology_view import Island
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.pending import Buffer
-from pathways_lab.client.session.session import Session
-
-
-class Tenant(Protocol):
-    """The part of a lab that a lease needs."""
-
-    session: Session
-    leases: dict[str, Lease]
-
-    @property
-    def islands(self) -> tuple[Island, ...]: ...
-
-    @property
-    def closed(self) -> bool: ...
 
 
 class Lease:
@@ -51,7 +37,7 @@ class Lease:
     ...     out = lab.multi_controller(step, x, on=s, steps=100)
     """
 
-    def __init__(self, lab: Tenant, island: str, order: bool = True, patience: float = 3.0) -> None:
+    def __init__(self, lab: Parts, island: str, order: bool = True, patience: float = 3.0) -> None:
         self.island = slice_request.name("island", island)
         self.order = bool(order)
         self.patience = slice_request.seconds("patience", patience)
@@ -188,7 +174,7 @@ def _orders(
     return {host: [letters.index(letter) for letter in order] for host, order in told.items()}
 
 
-def require(lab: Tenant, on: Slice, what: str) -> Lease:
+def require(lab: Parts, on: Slice, what: str) -> Lease:
     """The lease of a slice's island.  Raises PathwaysError, which names *what* needs it."""
     for island in on.islands:
         if island not in lab.leases:
@@ -196,4 +182,5 @@ def require(lab: Tenant, on: Slice, what: str) -> Lease:
                 f"{what} needs {island} for itself, and this kernel has no lease of it",
                 f"with lab.lease({island!r}): ...",
             )
-    return lab.leases[on.island]
+    lease: Lease = lab.leases[on.island]
+    return lease

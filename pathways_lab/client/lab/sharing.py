@@ -18,8 +18,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -27,6 +26,7 @@ from pathways_lab.client.lab import hooks, slice_request
 from pathways_lab.client.lab.accounts import Accounts
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.slice_request import bytes_of
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.descriptions import Place, describe, read
 from pathways_lab.client.session.handles import Handle
@@ -188,14 +188,8 @@ class Kept(Mapping[str, Any]):
         return f"<kept by {self._session.connection.name}: {', '.join(self) or 'nothing'}>"
 
 
-class Sharing:
+class Sharing(Parts):
     """The part of a lab that has to do with its other clients."""
-
-    session: Session
-
-    if TYPE_CHECKING:
-
-        def invite(self, path: str | Path, *, owner: bool = False) -> None: ...
 
     def door(
         self, name: str = "", *, slice_index: bool = False

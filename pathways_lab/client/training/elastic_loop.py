@@ -27,7 +27,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,32 +36,16 @@ from jax.sharding import PartitionSpec
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.tags import NOTHING, Tag, beneath
-from pathways_lab.client.lab.topology_view import Island
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import PathwaysError
 
 _NEWS_SECONDS = 20.0
 """How long the loss of a slice may take to be known after something failed of it."""
 
 Tree = Any
-
-
-class Machine(Protocol):
-    """The part of a lab that is needed here."""
-
-    @property
-    def islands(self) -> tuple[Island, ...]: ...
-    @property
-    def closed(self) -> bool: ...
-
-    session: Session
-
-    def slice(
-        self, shape: int | tuple[int, ...], axes: str | None = None, *, island: str, wait: bool
-    ) -> Slice: ...
 
 
 class Step(NamedTuple):
@@ -98,7 +82,7 @@ class Elastic:
     story: what happened to it: ``(step, text)``.
     """
 
-    lab: Machine
+    lab: Parts
     train_step: Callable[..., Any]
     state: Tree
     batches: Iterable[Tree]

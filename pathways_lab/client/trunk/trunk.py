@@ -26,7 +26,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -34,6 +34,7 @@ from pathways_lab.client.functions import scopes
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.sharing import give, publish, take
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.program.program import device_put
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
@@ -408,15 +409,8 @@ def _label(trunk: str, client: str, number: int) -> str:
     return f"{_prefix(trunk)}{client} {number}"
 
 
-class Trunks:
+class Trunks(Parts):
     """The part of a lab that has to do with trunks."""
-
-    session: Session
-    slices: list[Slice]
-
-    if TYPE_CHECKING:
-
-        def slice(self, *args: Any, **options: Any) -> Slice: ...
 
     def trunk(
         self,

@@ -17,9 +17,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -28,9 +27,9 @@ from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab import topology_view
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.topology_view import Device, Host, Island
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.client.session.session import Session
 from pathways_lab.core.diagnosis.suspects import minority
 from pathways_lab.core.slices.topology import Owned
 from pathways_lab.runtime import checksums
@@ -42,24 +41,6 @@ _SIZE = 2048
 
 Sums = tuple[bytes, ...]
 """The checksums of one device in each round."""
-
-
-class Lab(Protocol):
-    """The part of :class:`pathways_lab.Lab` that is needed here."""
-
-    session: Session
-
-    @property
-    def islands(self) -> tuple[Island, ...]: ...
-
-    def slice_at(
-        self,
-        devices: Sequence[tuple[str, int]],
-        shape: int | tuple[int, ...] | None = None,
-        axes: str | tuple[str, ...] | None = None,
-        *,
-        wait: bool | float,
-    ) -> Slice: ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +78,7 @@ def told(devices: Iterable[Owned]) -> str:
 # --- scan ---------------------------------------------------------------------------------------
 
 
-def scan(lab: Lab, rounds: int, wait: bool | float) -> Verification:
+def scan(lab: Parts, rounds: int, wait: bool | float) -> Verification:
     """Have every device compute the same, and compare."""
     islands = lab.islands
     makes: dict[tuple[str, str], list[Host]] = {}
@@ -130,7 +111,7 @@ def scan(lab: Lab, rounds: int, wait: bool | float) -> Verification:
     return Verification(story, not bad and not untold, devices_of(lab, bad), tuple(checks))
 
 
-def _computed(lab: Lab, island: Island, rounds: int, wait: bool | float) -> dict[Owned, Sums]:
+def _computed(lab: Parts, island: Island, rounds: int, wait: bool | float) -> dict[Owned, Sums]:
     """The results of each device of an island from the same numbers."""
     with contextlib.ExitStack() as held:
         made: list[tuple[Slice, list[Handle]]] = []
@@ -177,7 +158,7 @@ def _wrong(made: Sums, right: Sums) -> str:
     return f"otherwise in {rounds} of {len(pairs)} rounds, in {', '.join(units)}"
 
 
-def devices_of(lab: Lab, owned: Iterable[Owned]) -> tuple[Device, ...]:
+def devices_of(lab: Parts, owned: Iterable[Owned]) -> tuple[Device, ...]:
     """As users know them."""
     known = {
         (device.host, device.number): device for device in topology_view.devices_of(lab.islands)

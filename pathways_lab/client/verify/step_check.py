@@ -26,11 +26,12 @@ from pathways_lab.client.code.export import Executable
 from pathways_lab.client.functions.jit import BoundCall, CompiledFunction
 from pathways_lab.client.functions.traced_function import Body
 from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.parts import Parts
 from pathways_lab.client.program import examined
 from pathways_lab.client.program.calls import prepare_call, session_of
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.client.verify.device_check import Lab, Sums, Verification, devices_of, told
+from pathways_lab.client.verify.device_check import Sums, Verification, devices_of, told
 from pathways_lab.core.diagnosis.suspects import (
     Replay,
     agree,
@@ -56,7 +57,7 @@ _ASKED = examined.Asked(
 
 
 def replay(
-    lab: Lab, step: Callable[..., Any], args: Sequence[Any], wait: bool | float
+    lab: Parts, step: Callable[..., Any], args: Sequence[Any], wait: bool | float
 ) -> Verification:
     """Have several sets of devices compute the same call, and compare."""
     call, place = examined.bound(lab.session, _ASKED, step, args, {})
@@ -100,7 +101,7 @@ def _check(call: BoundCall) -> None:
         )
 
 
-def _islands_like(lab: Lab, place: Slice) -> list[list[tuple[str, int]]]:
+def _islands_like(lab: Parts, place: Slice) -> list[list[tuple[str, int]]]:
     """Hosts of the one make that those of a slice are of, with the number of their devices."""
     hosts = [host for island in lab.islands for host in island.hosts]
     makes = {(host.kind, host.make) for host in hosts if host.name in place.hosts}
@@ -174,7 +175,7 @@ def _not_deterministic(
     )
 
 
-def _verdict(lab: Lab, name: str, replays: Sequence[Replay]) -> Verification:
+def _verdict(lab: Parts, name: str, replays: Sequence[Replay]) -> Verification:
     same = agree(replays)
     left = [] if same else sorted(suspects(replays))
     good = [r.made for r in replays if left and not {*left} & {*r.devices}]
