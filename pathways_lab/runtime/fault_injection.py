@@ -21,10 +21,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from pathways_lab.transport.framing import Message
 from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
 
 Kind = Literal["delay", "hold", "drop", "duplicate"]
 
@@ -70,20 +71,10 @@ class Rule:
         return True
 
 
-class Way(Protocol):
-    """The part of a :class:`pathways_lab.transport.reactor.Reactor` that is needed here."""
-
-    trouble: Any
-
-    def admit(self, link: Link, messages: list[Message]) -> None: ...
-
-    def call_later(self, seconds: float, function: Callable[..., Any], *args: Any) -> None: ...
-
-
 class Troubles:
     """All trouble of one process (the reactor's ``trouble``); in its reactor's thread."""
 
-    def __init__(self, way: Way, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, way: Reactor, clock: Callable[[], float] = time.monotonic) -> None:
         self._way = way
         self._clock = clock
         self._rules: list[Rule] = []

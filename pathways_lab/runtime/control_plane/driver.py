@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.checks import not_an_owner
+from pathways_lab.core.control import Control
 from pathways_lab.core.diagnosis.overdue import Overdue
 from pathways_lab.core.diagnosis.stall_story import Stuck
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.memory.accounts import Account
-from pathways_lab.core.memory.holdings import Holdings
-from pathways_lab.core.memory.quotas import Quota
 from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.scheduling.unordered_launch import Races
 from pathways_lab.runtime import client_messages as said
@@ -60,25 +58,6 @@ _LAUNCHING = {m.ShareProgram, m.Grant}
 """Commands that hosts wait for, and that change nothing of what the diary looks up."""
 
 
-class Core(Protocol):
-    """The core that is driven from here: :class:`pathways_lab.core.control.Control`."""
-
-    @property
-    def due(self) -> float: ...
-
-    def handle(self, event: m.Event) -> list[m.Command]: ...
-
-    def overdue(self, seconds: float, now: float) -> Sequence[Overdue]: ...
-
-    def accounts(self, now: float) -> Mapping[str, tuple[Account, Quota]]: ...
-
-    def why_not_donated(self, client: str, number: int) -> tuple[str, str] | None: ...
-
-    def count_published(self, name: str) -> int: ...
-
-    def holdings(self, client: str, most: int) -> Holdings: ...
-
-
 class Rim:
     """Drives one core.
 
@@ -99,7 +78,7 @@ class Rim:
 
     def __init__(
         self,
-        core: Core,
+        core: Control,
         clock: Callable[[], float],
         flush_due: Callable[[], None],
         services: Services,
@@ -234,7 +213,7 @@ class Rim:
         self.host_lost(name, f"it was restarted: {reason}")
 
     def overdue(self, seconds: float, now: float) -> Sequence[Overdue]:
-        """See :meth:`Core.overdue`."""
+        """See :meth:`Control.overdue`."""
         return self._core.overdue(seconds, now)
 
     def host_down(self, report: dict[str, Any]) -> None:

@@ -66,16 +66,6 @@ class Told(Protocol):
     def policy_printed(self, client: str, name: str, text: str) -> None: ...
 
 
-class Launcher(Protocol):
-    """Starts the process of a policy, and ends it.  Neither waits."""
-
-    def start(self, token: str, gone: Callable[[str], None]) -> None:
-        """gone(why) when it cannot be started."""
-
-    def end(self, token: str) -> None:
-        """By its id, now."""
-
-
 @dataclass(slots=True, eq=False)
 class Author:
     """One policy's process.
@@ -111,7 +101,7 @@ class PolicyDesk:
     def __init__(
         self,
         told: Told,
-        launcher: Launcher,
+        launcher: Processes,
         clock: Callable[[], float],
         later: Callable[..., None],
     ) -> None:
@@ -287,7 +277,7 @@ def _broken(author: Author, why: str) -> Failure:
 
 
 class Processes:
-    """Policies as children of this process, each looked after by a thread.
+    """Policies as children of this process, each looked after by a thread; no method waits.
 
     address, key: where they connect.  folder: for their logs.
     soon(function, *args): call it in the reactor's thread.
@@ -301,14 +291,14 @@ class Processes:
         self._unwanted: dict[str, threading.Event] = {}
 
     def start(self, token: str, gone: Callable[[str], None]) -> None:
-        """See :class:`Launcher`."""
+        """gone(why) when it cannot be started."""
         unwanted = self._unwanted[token] = threading.Event()
         threading.Thread(
             target=self._look_after, args=(token, unwanted, gone), name="policy", daemon=True
         ).start()
 
     def end(self, token: str) -> None:
-        """See :class:`Launcher`."""
+        """By its id, now."""
         self._unwanted.pop(token).set()
 
     def _look_after(

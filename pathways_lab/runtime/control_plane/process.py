@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pathways_lab.core.control import Control
 from pathways_lab.core.diagnosis.stall_detector import PERIOD
 from pathways_lab.runtime.cluster.device_supervisor import PATIENCE
 from pathways_lab.runtime.cluster.start_control_plane import IDLE
 from pathways_lab.runtime.control_plane.directory import ClientSeen, HostSeen, ObserverSeen
-from pathways_lab.runtime.control_plane.driver import Core, Rim, Wish
+from pathways_lab.runtime.control_plane.driver import Rim, Wish
 from pathways_lab.runtime.control_plane.policy_supervisor import PolicyDesk, Processes
 from pathways_lab.runtime.control_plane.record_stream import BATCH_SECONDS
 from pathways_lab.runtime.control_plane.transcript import LastEvents, Transcript
@@ -82,7 +83,7 @@ class ControlPlane:
 
     def __init__(
         self,
-        core: Core,
+        core: Control,
         keys: Keys,
         client_listen: str,
         host_listen: str,
@@ -333,8 +334,6 @@ class ControlPlane:
 def main() -> None:
     """The process: configuration in, addresses out, then serve until the parent is gone."""
     child_process.begin()
-    from pathways_lab.core.control import Control
-
     config = child_process.configuration()
     keys = Keys(*(bytes.fromhex(config[name]) for name in ("client_key", "host_key", "data_key")))
     context = server_context(config["tls"])

@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from pathways_lab.transport.busy_poll import Watch
+from pathways_lab.transport.reactor import Reactor
 
 IN_FLIGHT = 8
 _BRIEF = 0.001
@@ -66,18 +66,6 @@ class Job(Protocol):
         start: monotonic seconds when it was launched or its devices became free, whichever was
             later.
         """
-
-
-class Links(Protocol):
-    """A :class:`~pathways_lab.transport.reactor.Reactor`: read while nothing is to be launched."""
-
-    def lead(
-        self, done: Callable[[], bool], timeout: None = None, watch: Watch | None = None
-    ) -> bool: ...
-
-    def nudge(self) -> None: ...
-
-    def take_back(self) -> None: ...
 
 
 class _Busy:
@@ -156,7 +144,7 @@ class Lane:
         name: str,
         busy: _Busy,
         on_death: Callable[[BaseException], None],
-        links: Links | None = None,
+        links: Reactor | None = None,
     ) -> None:
         self.name = name
         self._links = links
@@ -287,7 +275,7 @@ class Lanes:
     def __init__(
         self,
         on_death: Callable[[BaseException], None],
-        links: Links | None = None,
+        links: Reactor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_death = on_death
