@@ -32,6 +32,7 @@ from pathways_lab.client.code.layouts import Requested
 from pathways_lab.client.functions.traced_function import Body
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.run_options import Running
+from pathways_lab.client.program.glue import Replay
 from pathways_lab.client.program.graph import CallNode, GraphNode, Ref, uses
 
 
@@ -113,8 +114,8 @@ def _name(names: Sequence[str]) -> str:
     return text if len(known) == len(names) else f"{text} ×{len(names)}"
 
 
-class Chain:
-    """A function of arrays that makes the calls of a group, each as it was traced."""
+class Chain(Replay):
+    """A function of arrays that makes the calls of a group on a slice, each as it was traced."""
 
     def __init__(
         self,
@@ -124,17 +125,13 @@ class Chain:
         on: Slice,
         name: str,
     ) -> None:
-        self.calls = tuple(calls)
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
+        super().__init__(calls, inputs, outputs, name)
         self.on = on
-        self.out_tree = jax.tree.structure(list(range(len(outputs))))
-        self.__name__ = self.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
 
-    def __call__(self, *arrays: Any) -> list[Any]:
-        values = dict(zip(self.inputs, arrays, strict=True))
+    def repeat(self, values: dict[Ref, Any]) -> None:
+        """Steps are calls."""
         functions: dict[Body, Callable[..., Any]] = {}
-        for call in self.calls:
+        for call in self.steps:
             body = call.body
             if body not in functions:
                 # Once per function, however often it is called.
@@ -148,7 +145,6 @@ class Chain:
                 call.outputs, results, body.requested_out, strict=True
             ):
                 values[ref] = self._as_asked(result, requested)
-        return [values[ref] for ref in self.outputs]
 
     def _as_asked(self, array: Any, requested: Requested) -> Any:
         if requested is None:

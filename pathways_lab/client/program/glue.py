@@ -136,16 +136,12 @@ def _called(equation: Any) -> str:
 
 
 class Replay:
-    """A function of arrays that repeats recorded operations."""
+    """A function of arrays that repeats what was recorded: *steps*."""
 
     def __init__(
-        self,
-        operations: Sequence[Operation],
-        inputs: Sequence[Ref],
-        outputs: Sequence[Ref],
-        name: str,
+        self, steps: Sequence[Any], inputs: Sequence[Ref], outputs: Sequence[Ref], name: str
     ) -> None:
-        self.operations = tuple(operations)
+        self.steps = tuple(steps)
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.out_tree = jax.tree.structure(list(range(len(outputs))))
@@ -153,8 +149,12 @@ class Replay:
 
     def __call__(self, *arrays: Any) -> list[Any]:
         values = dict(zip(self.inputs, arrays, strict=True))
-        for operation in self.operations:
+        self.repeat(values)
+        return [values[ref] for ref in self.outputs]
+
+    def repeat(self, values: dict[Ref, Any]) -> None:
+        """Add the results of all steps.  Steps are operations."""
+        for operation in self.steps:
             operands = [values[x] if isinstance(x, Ref) else x for x in operation.operands]
             results = jax_private.replay(operation.equation, operands)
             values.update(zip(operation.results, results, strict=True))
-        return [values[ref] for ref in self.outputs]
