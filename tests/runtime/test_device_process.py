@@ -20,7 +20,7 @@ from pathways_lab.runtime.cluster import device_supervisor
 from pathways_lab.runtime.cluster.device_supervisor import (
     Change,
     DeviceProcess,
-    device_configuration,
+    DeviceSettings,
 )
 from pathways_lab.runtime.processes.child_process import Child, ChildDied, log_of
 from tests.runtime.processes import until
@@ -52,10 +52,10 @@ def make(folder: Path, name: str, changes: list[str]) -> DeviceProcess:
     def changed(change: Change) -> None:
         changes.append(f"{change.state}: {change.reason}" if change.reason else change.state)
 
-    config = device_configuration(
+    config = DeviceSettings(
         control="", key=b"k" * 32, data_key=b"d" * 32, name=name, island="i", devices=2,
         platform="cpu", memory=None, data_listen=str(folder / "marker"), worker="w",
-    )  # fmt: skip
+    ).configuration()  # fmt: skip
     return DeviceProcess(config, folder, changed, module=FAKE)
 
 

@@ -45,7 +45,7 @@ from pathways_lab.runtime.cluster.device_supervisor import (
     PATIENCE,
     Change,
     DeviceProcess,
-    device_configuration,
+    DeviceSettings,
 )
 from pathways_lab.runtime.cluster.feed_worker import FEEDS
 from pathways_lab.runtime.cluster.membership import Islands, Place, devices_of, place_of
@@ -489,7 +489,7 @@ class HostsPlugin(WorkerPlugin):
             # Others may reach this machine at an address that is none of its own.
             here = "0.0.0.0" if contact else dask_private.host_of(worker.address)
             data_listen = f"tcp://{here}:{ports}"
-        return device_configuration(
+        return DeviceSettings(
             control=self.control["host_address"],
             key=settings.host_key,
             data_key=settings.data_key,
@@ -506,7 +506,7 @@ class HostsPlugin(WorkerPlugin):
             room=job.room_of(os.environ, limit),
             plain_collectives=settings.plain_collectives,
             contact=contact,
-        )
+        ).configuration()
 
     def _left_out(self, worker: Any, error: Exception) -> None:
         """Clients of a lab that runs hear of it too."""

@@ -47,27 +47,9 @@ _APART = 2.0
 """Seconds between two starts at least: the machine may have room for a process again by then."""
 
 
-def device_configuration(
-    *,
-    control: str,
-    key: bytes,
-    data_key: bytes,
-    name: str,
-    island: str,
-    devices: int | None,
-    platform: str,
-    memory: int | None,
-    data_listen: str,
-    worker: str = "",
-    tls: dict[str, str] | None = None,
-    members: int = 1,
-    stand_in: bool = False,
-    processors: int | None = None,
-    room: int | None = None,
-    plain_collectives: bool = False,
-    contact: str = "",
-) -> dict[str, Any]:
-    """The configuration of a device process; the keys are those of the control plane.
+@dataclass(frozen=True, kw_only=True)
+class DeviceSettings:
+    """The settings of a device process; the keys are those of the control plane.
 
     devices: None means all that JAX finds.  memory: bytes per device, None means
     what the device has.  worker: Dask's name of the worker.  tls: PEM texts
@@ -77,26 +59,29 @@ def device_configuration(
     of; None: what the process finds.  plain_collectives: between machines in the clear.
     contact: the host at which others reach this one, where that is none of this machine's own.
     """
-    return {
-        "control": control,
-        "key": key.hex(),
-        "data_key": data_key.hex(),
-        "name": name,
-        "island": island,
-        "devices": devices,
-        "platform": platform,
-        "memory": memory,
-        "data_listen": data_listen,
-        "worker": worker,
-        "worker_pid": os.getpid(),
-        "tls": tls,
-        "members": members,
-        "stand_in": stand_in,
-        "processors": processors,
-        "room": room,
-        "plain_collectives": plain_collectives,
-        "contact": contact,
-    }
+
+    control: str
+    key: bytes
+    data_key: bytes
+    name: str
+    island: str
+    devices: int | None
+    platform: str
+    memory: int | None
+    data_listen: str
+    worker: str = ""
+    tls: dict[str, str] | None = None
+    members: int = 1
+    stand_in: bool = False
+    processors: int | None = None
+    room: int | None = None
+    plain_collectives: bool = False
+    contact: str = ""
+
+    def configuration(self) -> dict[str, Any]:
+        """As the process reads it."""
+        hexed = {"key": self.key.hex(), "data_key": self.data_key.hex()}
+        return {**vars(self), **hexed, "worker_pid": os.getpid()}
 
 
 def heaps() -> dict[str, str]:

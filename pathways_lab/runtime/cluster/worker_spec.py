@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pathways_lab.core.errors import refused
-from pathways_lab.runtime.cluster.device_supervisor import device_configuration, heaps
+from pathways_lab.runtime.cluster.device_supervisor import DeviceSettings, heaps
 from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
 from pathways_lab.runtime.processes.child_copies import can_fork
 from pathways_lab.runtime.processes.child_process import Child, ChildDied, spawn
@@ -74,7 +74,7 @@ class Recipe:
             "folder": str(self.folder),
             "module": self.module,
             "environment": environment,
-            "device": device_configuration(
+            "device": DeviceSettings(
                 # Comms have addresses when the certificates are there.
                 control="" if comms else settings.listen("host"),
                 key=settings.host_key,
@@ -90,7 +90,7 @@ class Recipe:
                 worker=name,
                 members=1 if self.emulated and not self.stand_in else hosts,
                 stand_in=self.stand_in,
-            ),
+            ).configuration(),
         }
 
     def start(self, name: str, workers: list[dict[str, Any]]) -> Child:
