@@ -334,7 +334,7 @@ def test_an_end_that_is_interrupted_again_and_again_is_an_end(tmp_path: Path) ->
         signal.raise_signal(signal.SIGINT)
 
     children = [Mock(end=Mock(side_effect=interrupt)) for _ in range(3)]
-    ended = EmbeddedCluster(Mock(), folder, Mock(), _children=children)  # type: ignore[arg-type]
+    ended = EmbeddedCluster(Mock(), folder, Mock(), Mock(), _children=children)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         ended.close()
     assert all(child.let_go.called and child.end.called for child in children)

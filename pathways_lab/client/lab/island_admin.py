@@ -89,7 +89,7 @@ class Elasticity(Parts):
                 f"lab.restart({name!r}), or lab.remove_island({name!r}) first",
             )
         embedded.add_island(name, hosts, devices_per_host)
-        wanted = hosts or (embedded.recipe.hosts if embedded.recipe is not None else 1)
+        wanted = hosts or embedded.recipe.hosts
 
         def found() -> list[Island]:
             return [i for i in self.islands if i.name == name and len(i.hosts) == wanted]

@@ -23,6 +23,7 @@ import contextlib
 import os
 import selectors
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,11 +74,11 @@ class EmbeddedCluster:
     budget: Budget
     folder: Path
     control: ControlAddress = field(repr=False)
+    recipe: Recipe = field(repr=False)
     address: str = ""
     note: str = ""
     seconds: float = 0.0
     pids: dict[str, list[int]] = field(default_factory=dict)
-    recipe: Recipe | None = field(default=None, repr=False)
     _children: list[Child] = field(default_factory=list, repr=False)
     _islands: dict[str, Child] = field(default_factory=dict, repr=False)
     """By island: the process of its workers, and perhaps of other islands'."""
@@ -121,7 +122,6 @@ class EmbeddedCluster:
         then all is as before.
         """
         recipe = self.recipe
-        assert recipe is not None
         check_name(name)
         if not recipe.emulated:
             raise refused(
@@ -134,18 +134,12 @@ class EmbeddedCluster:
             raise PathwaysError(apart)
         plan_budget(hosts, devices, recipe.memory, available_memory())
         workers = [recipe.worker(name, host, hosts, devices, {}) for host in range(hosts)]
-        children: list[Child] = []
-        try:
+        with self._starting(f"island {name}") as children:
             with HeldBack():
                 children.append(recipe.start(f"workers of {name}", workers))
                 self._children += children
             children[0].tell(recipe.meeting)
             made = wait_for_workers(children[0], hosts, _START_SECONDS)
-        except BaseException as error:
-            self._end(children)
-            if isinstance(error, ChildDied):
-                raise refused(f"island {name} did not start: {error}", "") from error
-            raise
         self._islands[name] = children[0]
         self.pids["workers"] += made[0]
         self.pids["devices"] += made[1]
@@ -155,26 +149,30 @@ class EmbeddedCluster:
 
         Raises PathwaysError when one does not start.
         """
-        recipe = self.recipe
-        assert recipe is not None
         for dead in [child for child in self._feeders if not child.alive]:
             self._feeders.remove(dead)
             self._end([dead])
-        children: list[Child] = []
-        try:
+        with self._starting("a worker for feeds") as children:
             for _ in range(count - len(self._feeders)):
                 self._made_feeders += 1
                 with HeldBack():
-                    children.append(recipe.start_feeder(self._made_feeders))
+                    children.append(self.recipe.start_feeder(self._made_feeders))
                     self._children.append(children[-1])
             for child in children:
                 child.hear(_START_SECONDS)
+        self._feeders += children
+
+    @contextlib.contextmanager
+    def _starting(self, name: str) -> Iterator[list[Child]]:
+        """A list for children that end if the block fails.  name: of all of them, in words."""
+        children: list[Child] = []
+        try:
+            yield children
         except BaseException as error:
             self._end(children)
             if isinstance(error, ChildDied):
-                raise refused(f"a worker for feeds did not start: {error}", "") from error
+                raise refused(f"{name} did not start: {error}", "") from error
             raise
-        self._feeders += children
 
     def remove_island(self, name: str) -> None:
         """End the workers of an island, if they were started here."""
@@ -185,7 +183,6 @@ class EmbeddedCluster:
             self._end([child])
             return
         # The first islands have one process, whose other workers go on.
-        assert self.recipe is not None
         left = self.recipe.hosts
         with contextlib.suppress(ChildDied):  # then all have ended
             child.tell({"end": name})
@@ -277,20 +274,19 @@ def start_cluster(
     settings.idle, settings.kept = float(idle_close or 0.0), kept
     settings.transcript = str(Path(transcript).absolute()) if transcript else ""
     control = ControlAddress(settings.listen("client"), settings.client_key)
-    cluster = EmbeddedCluster(plan.budget, folder, control, note=plan.note)
+    recipe = Recipe(
+        folder,
+        settings,
+        plan.given.platform,
+        host_module,
+        plan.hosts,
+        plan.devices,
+        plan.budget.device_memory if plan.emulated else memory,
+        stand_in,
+    )
+    cluster = EmbeddedCluster(plan.budget, folder, control, recipe, note=plan.note)
     atexit.register(cluster.close)
     try:
-        cluster.recipe = recipe = Recipe(
-            folder,
-            settings,
-            plan.given.platform,
-            host_module,
-            plan.hosts,
-            plan.devices,
-            plan.budget.device_memory if plan.emulated else memory,
-            stand_in,
-            {},
-        )
         places = [(f"island{i}", h) for i in range(islands) for h in range(plan.hosts)]
         workers = [
             recipe.worker(*place, plan.hosts, plan.devices, plan.given.environment(number))
@@ -315,7 +311,6 @@ def _spawn_all(
 ) -> None:
     """Start the scheduler's process and the workers'."""
     recipe = cluster.recipe
-    assert recipe is not None
     scheduler = spawn(
         "pathways_lab.runtime.cluster.scheduler_main",
         None,
@@ -382,7 +377,6 @@ class _Start:
                 cluster.control = ControlAddress(
                     report["client_address"], cluster.control.key, cluster._pems
                 )
-            assert cluster.recipe is not None
             cluster.recipe.meeting = {
                 "address": cluster.address,
                 "tls": cluster._pems,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Recipe:
     devices: int
     memory: int | None
     stand_in: bool
-    meeting: dict[str, Any]
+    meeting: dict[str, Any] = field(default_factory=dict)
 
     @property
     def emulated(self) -> bool:
