@@ -18,7 +18,7 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import jax
 
@@ -217,42 +217,29 @@ def _inferred(
     return next(iter(found), None)
 
 
+class Options(TypedDict, total=False):
+    """See :func:`jit`."""
+
+    on: Slice | None
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: Numbers
+    static_argnames: Names
+    donate_argnums: Numbers
+    donate_argnames: Names
+    name: str | None
+    keep: bool
+    window: float | None
+    priority: int | None
+    data: Mapping[str, Any] | None
+
+
 @overload
 def jit(
-    function: None = None,
-    /,
-    *,
-    on: Slice | None = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: Numbers = ...,
-    static_argnames: Names = ...,
-    donate_argnums: Numbers = ...,
-    donate_argnames: Names = ...,
-    name: str | None = ...,
-    keep: bool = ...,
-    window: float | None = ...,
-    priority: int | None = ...,
-    data: Mapping[str, Any] | None = ...,
+    function: None = None, /, **options: Unpack[Options]
 ) -> Callable[[Callable[..., Any]], CompiledFunction]: ...
 @overload
-def jit(
-    function: Callable[..., Any],
-    /,
-    *,
-    on: Slice | None = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: Numbers = ...,
-    static_argnames: Names = ...,
-    donate_argnums: Numbers = ...,
-    donate_argnames: Names = ...,
-    name: str | None = ...,
-    keep: bool = ...,
-    window: float | None = ...,
-    priority: int | None = ...,
-    data: Mapping[str, Any] | None = ...,
-) -> CompiledFunction: ...
+def jit(function: Callable[..., Any], /, **options: Unpack[Options]) -> CompiledFunction: ...
 def jit(
     function: Callable[..., Any] | None = None,
     /,
@@ -294,7 +281,7 @@ def jit(
 
     Raises PathwaysError for shardings that name no slice or several.
     """
-    options: dict[str, Any] = {
+    options: Options = {
         "on": on,
         "in_shardings": in_shardings,
         "out_shardings": out_shardings,

@@ -16,7 +16,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import jax
 from jax import device_put as jax_device_put  # JAX's own, also while routed
@@ -399,40 +399,28 @@ class ProgramFunction:
         return f"<program {self.name}>"
 
 
+class Options(TypedDict, total=False):
+    """See :func:`program`."""
+
+    static_argnums: Numbers
+    static_argnames: Names
+    on: Slice | None
+    name: str | None
+    fuse: bool
+    dispatch: str
+    order: str
+    keep: bool
+    window: float | None
+    priority: int | None
+    data: Mapping[str, Any] | None
+
+
 @overload
 def program(
-    function: None = None,
-    /,
-    *,
-    static_argnums: Numbers = ...,
-    static_argnames: Names = ...,
-    on: Slice | None = ...,
-    name: str | None = ...,
-    fuse: bool = ...,
-    dispatch: str = ...,
-    order: str = ...,
-    keep: bool = ...,
-    window: float | None = ...,
-    priority: int | None = ...,
-    data: Mapping[str, Any] | None = ...,
+    function: None = None, /, **options: Unpack[Options]
 ) -> Callable[[Callable[..., Any]], ProgramFunction]: ...
 @overload
-def program(
-    function: Callable[..., Any],
-    /,
-    *,
-    static_argnums: Numbers = ...,
-    static_argnames: Names = ...,
-    on: Slice | None = ...,
-    name: str | None = ...,
-    fuse: bool = ...,
-    dispatch: str = ...,
-    order: str = ...,
-    keep: bool = ...,
-    window: float | None = ...,
-    priority: int | None = ...,
-    data: Mapping[str, Any] | None = ...,
-) -> ProgramFunction: ...
+def program(function: Callable[..., Any], /, **options: Unpack[Options]) -> ProgramFunction: ...
 def program(
     function: Callable[..., Any] | None = None,
     /,
@@ -480,7 +468,7 @@ def program(
 
     Raises PathwaysError with the user's own line for what cannot be captured.
     """
-    options: dict[str, Any] = {
+    options: Options = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
         "on": on,
