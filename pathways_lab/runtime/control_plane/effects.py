@@ -13,6 +13,7 @@ Paper: section 4.5; :mod:`pathways_lab.core.messages` has the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core import messages as m
@@ -33,28 +34,18 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+@dataclass(eq=False, repr=False)
 class Commands:
     """epochs: by island, how many hosts it has lost.  data_key: see :class:`.driver.Rim`."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        switchboard: Switchboard,
-        diary: Diary,
-        formations: Formations,
-        races: Races,
-        policies: PolicyDesk,
-        epochs: Mapping[str, int],
-        data_key: bytes,
-    ) -> None:
-        self._registry = registry
-        self._tell = switchboard
-        self._diary = diary
-        self._formations = formations
-        self._races = races
-        self._policies = policies
-        self._epochs = epochs
-        self._data_key = data_key
+    _registry: Registry
+    _tell: Switchboard
+    _diary: Diary
+    _formations: Formations
+    _races: Races
+    _policies: PolicyDesk
+    _epochs: Mapping[str, int]
+    _data_key: bytes
 
     def carry_out(self, commands: Sequence[m.Command]) -> None:
         """Carries out the commands of one event, in order."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pathways_lab.core import messages as m
@@ -76,21 +76,15 @@ class _Left:
         return f", in node {gang.node!r} of program {gang.program!r} of {gang.client}{line}"
 
 
+@dataclass(eq=False, repr=False)
 class Downs:
     """The book of one control plane."""
 
-    def __init__(
-        self,
-        rim: Driver,
-        peers: Switchboard,
-        diary: Diary,
-        wish: Callable[..., object],
-    ) -> None:
-        self._rim = rim
-        self._peers = peers
-        self._diary = diary
-        self._wish = wish
-        self._left: dict[str, _Left] = {}
+    _rim: Driver
+    _peers: Switchboard
+    _diary: Diary
+    _wish: Callable[..., object]
+    _left: dict[str, _Left] = field(default_factory=dict, init=False)
 
     def joined(self, host: str) -> None:
         """It has a process again."""

@@ -129,7 +129,7 @@ class HostRim:
         )
         self.tenants = Tenants(
             name, runtime, self.launcher, self.compiler, self._lanes, self,
-            apart=client_context is not None,
+            client_context is not None,
         )  # fmt: skip
         self.exchange = Exchange(name, self._peers, self._clock, self.post, self._thread_died)
         self.desk = Desk(

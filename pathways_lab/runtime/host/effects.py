@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from operator import sub
 from typing import Any
 
@@ -66,41 +67,30 @@ def number_of(payload: Any) -> int:
     return int(np.asarray(array.addressable_shards[0].data))
 
 
+@dataclass(eq=False, repr=False)
 class Carrier:
     """Everything between one host's launcher and its threads.
 
     call_here(function): run it as the reactor does, at once where that is free.
     """
 
-    def __init__(
-        self,
-        host: str,
-        launcher: Launcher,
-        tenants: Tenants,
-        lanes: Lanes,
-        exchange: Exchange,
-        desk: Desk,
-        story: Story,
-        reports: Reports,
-        call_here: Callable[..., None],
-    ) -> None:
-        self._host = host
-        self._launcher = launcher
-        self._tenants = tenants
-        self._lanes = lanes
-        self._exchange = exchange
-        self._desk = desk
-        self._story = story
-        self._reports = reports
-        self._call_here = call_here
-        self._todo: deque[Action] = deque()
-        self._doing = False
-        self._handed: dict[str, list[Piece]] = {}
-        self._flying: dict[Key, SegmentJob] = {}
-        self._ended: deque[Piece] = deque()
-        self._poked = False
-        self._seen = 0.0
-        self._doomed: dict[Key, Failure] = {}
+    _host: str
+    _launcher: Launcher
+    _tenants: Tenants
+    _lanes: Lanes
+    _exchange: Exchange
+    _desk: Desk
+    _story: Story
+    _reports: Reports
+    _call_here: Callable[..., None]
+    _todo: deque[Action] = field(default_factory=deque, init=False)
+    _doing: bool = field(default=False, init=False)
+    _handed: dict[str, list[Piece]] = field(default_factory=dict, init=False)
+    _flying: dict[Key, SegmentJob] = field(default_factory=dict, init=False)
+    _ended: deque[Piece] = field(default_factory=deque, init=False)
+    _poked: bool = field(default=False, init=False)
+    _seen: float = field(default=0.0, init=False)
+    _doomed: dict[Key, Failure] = field(default_factory=dict, init=False)
 
     @property
     def unseen(self) -> bool:

@@ -76,28 +76,19 @@ class Tenant:
     codes: dict[str, Code] = field(default_factory=dict)
 
 
+@dataclass(eq=False, repr=False)
 class Tenants:
     """All slices that this host was told of.  apart: the lab's hosts are on several machines."""
 
-    def __init__(
-        self,
-        host: str,
-        runtime: IslandRuntime,
-        launcher: Launcher,
-        compiler: Compiler,
-        lanes: Lanes,
-        told: Told,
-        apart: bool = False,
-    ) -> None:
-        self._apart = apart
-        self._host = host
-        self._runtime = runtime
-        self._launcher = launcher
-        self._compiler = compiler
-        self._lanes = lanes
-        self._told = told
-        self._tenants: dict[SliceId, Tenant] = {}
-        self._found_in: Callable[[Tenant], dict[str, Executable]] | None = None
+    _host: str
+    _runtime: IslandRuntime
+    _launcher: Launcher
+    _compiler: Compiler
+    _lanes: Lanes
+    _told: Told
+    _apart: bool = False
+    _tenants: dict[SliceId, Tenant] = field(default_factory=dict, init=False)
+    _found_in: Callable[[Tenant], dict[str, Executable]] | None = field(default=None, init=False)
 
     def __getitem__(self, slice_id: SliceId) -> Tenant:
         return self._tenants[slice_id]

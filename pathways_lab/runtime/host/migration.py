@@ -20,6 +20,7 @@ Paper: section 4.2 (suspend, resume, migration of a client's slices).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.core.errors import Failure
@@ -39,24 +40,16 @@ from pathways_lab.runtime.host.transfer_engine import Exchange
 Shards = Mapping[int, Any]
 
 
+@dataclass(eq=False, repr=False)
 class Parking:
     """The slices of one host that are suspended, or that have moved."""
 
-    def __init__(
-        self,
-        host: str,
-        launcher: Launcher,
-        tenants: Tenants,
-        desk: Desk,
-        exchange: Exchange,
-        reports: Reports,
-    ) -> None:
-        self._host = host
-        self._launcher = launcher
-        self._tenants = tenants
-        self._desk = desk
-        self._exchange = exchange
-        self._reports = reports
+    _host: str
+    _launcher: Launcher
+    _tenants: Tenants
+    _desk: Desk
+    _exchange: Exchange
+    _reports: Reports
 
     # --- off the devices -------------------------------------------------------------------
 
