@@ -30,6 +30,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -70,6 +71,7 @@ _plugins: WeakKeyDictionary[Any, ControlPlugin] = WeakKeyDictionary()
 """The plugin of every scheduler that listens to its control plane."""
 
 
+@dataclass(eq=False, repr=False)
 class ControlPlugin(SchedulerPlugin):
     """Runs the control plane beside the Dask scheduler.
 
@@ -83,25 +85,17 @@ class ControlPlugin(SchedulerPlugin):
     name = "pathways-control"
     idempotent = True
 
-    def __init__(
-        self,
-        host: str | None,
-        pages: Pages | None = None,
-        plain_collectives: bool = False,
-        silence: float = SILENCE,
-        ports: str = ANY,
-    ) -> None:
-        self.host = host
-        self.ports = ports
-        self.silence = silence
-        self.plain_collectives = plain_collectives
-        self.pages = pages
-        self._names: dict[str, str] = {}
-        self._in_use: frozenset[str] = frozenset()
-        self._endings: set[asyncio.Future[None]] = set()
-        self._door: Door | None = None
-        self._closing = False
-        self._over: asyncio.Future[None] | None = None
+    host: str | None
+    pages: Pages | None = None
+    plain_collectives: bool = False
+    silence: float = SILENCE
+    ports: str = ANY
+    _names: dict[str, str] = field(default_factory=dict, init=False)
+    _in_use: frozenset[str] = field(default_factory=frozenset, init=False)
+    _endings: set[asyncio.Future[None]] = field(default_factory=set, init=False)
+    _door: Door | None = field(default=None, init=False)
+    _closing: bool = field(default=False, init=False)
+    _over: asyncio.Future[None] | None = field(default=None, init=False)
 
     async def start(self, scheduler: Any) -> None:
         """Start the control plane, or wait for the one that is being started."""
@@ -353,6 +347,7 @@ def _embedded(scheduler: Any) -> bool:
     return getattr(scheduler, _EMBEDDED, False)
 
 
+@dataclass(eq=False, repr=False)
 class HostsPlugin(WorkerPlugin):
     """Runs a device process beside every Dask worker.
 
@@ -366,27 +361,17 @@ class HostsPlugin(WorkerPlugin):
     name = "pathways-hosts"
     idempotent = True
 
-    def __init__(
-        self,
-        control: dict[str, Any],
-        devices_per_host: int | None,
-        memory: int | None,
-        platform: str,
-        host_module: str,
-        members: int = 1,
-        islands: Islands = "machine",
-    ) -> None:
-        self.control = control
-        self.islands = islands
-        self.devices_per_host = devices_per_host
-        self.memory = memory
-        self.platform = platform
-        self.host_module = host_module
-        self.members = members
-        self.failure: str | None = None
-        self.process: DeviceProcess | None = None
-        self._notice = ""
-        self._ending = False
+    control: dict[str, Any]
+    devices_per_host: int | None
+    memory: int | None
+    platform: str
+    host_module: str
+    members: int = 1
+    islands: Islands = "machine"
+    failure: str | None = field(default=None, init=False)
+    process: DeviceProcess | None = field(default=None, init=False)
+    _notice: str = field(default="", init=False)
+    _ending: bool = field(default=False, init=False)
 
     async def setup(self, worker: Any) -> None:
         """Start the device process and wait until the control plane knows it.

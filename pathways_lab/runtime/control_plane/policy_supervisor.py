@@ -92,25 +92,19 @@ class Author:
     asked: deque[tuple[int, float]] = field(default_factory=deque)
 
 
+@dataclass(eq=False, repr=False)
 class PolicyDesk:
     """All policies of users' own that are tried or in force: at most a few.
 
     later(seconds, function, *args): call it then, in this thread.
     """
 
-    def __init__(
-        self,
-        told: Told,
-        launcher: Processes,
-        clock: Callable[[], float],
-        later: Callable[..., None],
-    ) -> None:
-        self._told = told
-        self._launcher = launcher
-        self._clock = clock
-        self._later = later
-        self._authors: dict[str, Author] = {}
-        self._last = 0
+    _told: Told
+    _launcher: Processes
+    _clock: Callable[[], float]
+    _later: Callable[..., None]
+    _authors: dict[str, Author] = field(default_factory=dict, init=False)
+    _last: int = field(default=0, init=False)
 
     def try_out(self, client: str, request: int, name: str, code: Any) -> None:
         """A client wants *code*, a pickled object, to be the policy.  It is tried first."""

@@ -96,6 +96,7 @@ class Fetch:
     leaf: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Desk:
     """Uploads and fetches of one host.
 
@@ -104,38 +105,27 @@ class Desk:
     moved: where slices lie that have left this host, or moved within it.
     """
 
-    def __init__(
-        self,
-        host: str,
-        key: bytes,
-        launcher: Launcher,
-        tenants: Tenants,
-        exchange: Exchange,
-        peers: Peers,
-        reports: Reports,
-        devices: int = 1,
-    ) -> None:
-        self.moved: dict[SliceId, SliceBinding] = {}
-        self._host = host
-        self._key = key
-        self._launcher = launcher
-        self._tenants = tenants
-        self._exchange = exchange
-        self._peers = peers
-        self._reports = reports
-        self._uploads: dict[int, _Upload] = {}
-        self._early: dict[SliceId, list[_Letter]] = {}
-        self._waiting: Counter[int] = Counter()
-        """Bytes of what is not complete, by client."""
-        self._asked: Counter[Link] = Counter()
-        self._links: dict[int, Link] = {}
-        self._open: Counter[int] = Counter()
-        """Links by client."""
-        self._devices = devices
-        self._parting: set[Link] | None = None
-        self._over: Callable[[], None] | None = None
-        self._newest = 0
-        self._present: frozenset[int] = frozenset()
+    _host: str
+    _key: bytes
+    _launcher: Launcher
+    _tenants: Tenants
+    _exchange: Exchange
+    _peers: Peers
+    _reports: Reports
+    _devices: int = 1
+    moved: dict[SliceId, SliceBinding] = field(default_factory=dict, init=False)
+    _uploads: dict[int, _Upload] = field(default_factory=dict, init=False)
+    _early: dict[SliceId, list[_Letter]] = field(default_factory=dict, init=False)
+    _waiting: Counter[int] = field(default_factory=Counter, init=False)
+    """Bytes of what is not complete, by client."""
+    _asked: Counter[Link] = field(default_factory=Counter, init=False)
+    _links: dict[int, Link] = field(default_factory=dict, init=False)
+    _open: Counter[int] = field(default_factory=Counter, init=False)
+    """Links by client."""
+    _parting: set[Link] | None = field(default=None, init=False)
+    _over: Callable[[], None] | None = field(default=None, init=False)
+    _newest: int = field(default=0, init=False)
+    _present: frozenset[int] = field(default_factory=frozenset, init=False)
 
     # --- uploads ------------------------------------------------------------------------
 
