@@ -20,7 +20,7 @@ from __future__ import annotations
 import marshal
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from types import FunctionType, SimpleNamespace
@@ -329,6 +329,7 @@ def _shallow(container: Any) -> Any:
     return list(container) if isinstance(container, list) else dict(container)
 
 
+@dataclass(eq=False, repr=False)
 class CellProgram:
     """A cell that can be run again and again: captured once per set of types it reads.
 
@@ -339,19 +340,12 @@ class CellProgram:
     how: options of its lowering.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Names], None],
-        name: str = "cell",
-        on: Slice | None = None,
-        how: How = AHEAD,
-    ) -> None:
-        self.name = name
-        self._how = how
-        self._run = run
-        self._on = on
-        self._captured = OnSlices[Any, CapturedCell]()
-        self.last: CapturedCell | None = None
+    _run: Callable[[Names], None]
+    name: str = "cell"
+    _on: Slice | None = None
+    _how: How = AHEAD
+    _captured: OnSlices[Any, CapturedCell] = field(default_factory=OnSlices, init=False)
+    last: CapturedCell | None = field(default=None, init=False)
 
     def capture(self, values: Names) -> CapturedCell:
         """The captured cell for what it reads now, without running it."""

@@ -19,7 +19,7 @@ Paper: section 4.5.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.slices.topology import SliceBinding
@@ -37,25 +37,18 @@ class Renewal:
     compiled: tuple[tuple[Code, Executable], ...]
 
 
+@dataclass(eq=False, repr=False)
 class Reforming:
     """Opens slices again and compiles their code (a :class:`.host.device_queues.Job`).
 
     failed(slice, error): in the lane's thread, for one that could not be.
     """
 
-    devices: tuple[int, ...] = ()
-
-    def __init__(
-        self,
-        renewals: Sequence[Renewal],
-        runtime: IslandRuntime,
-        output: Output,
-        failed: Callable[[SliceId, BaseException], None],
-    ) -> None:
-        self._renewals = tuple(renewals)
-        self._runtime = runtime
-        self._output = output
-        self._failed = failed
+    _renewals: Sequence[Renewal]
+    _runtime: IslandRuntime
+    _output: Output
+    _failed: Callable[[SliceId, BaseException], None]
+    devices: tuple[int, ...] = field(default=(), init=False)
 
     def start(self) -> None:
         for renewal in self._renewals:

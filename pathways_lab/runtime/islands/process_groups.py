@@ -22,7 +22,7 @@ Paper: section 4.1, section 4.5.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -67,25 +67,20 @@ class _Entry:
     orphaned: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class Formations:
     """All formations of a cluster.  See the module's text for who calls what.
 
     lost(slices, reason): nothing will compute on these any more, although their hosts live.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        tell: Tell,
-        lost: Callable[[tuple[SliceId, ...], str], object] = lambda slices, reason: None,
-    ) -> None:
-        self._services = services
-        self._tell = tell
-        self._lost = lost
-        self._numbers = itertools.count(1)
-        self._entries: dict[int, _Entry] = {}
-        self._staying: dict[int, set[str]] = {}
-        """Hosts of ended formations that live and have not said that they have left."""
+    _services: Services
+    _tell: Tell
+    _lost: Callable[[tuple[SliceId, ...], str], object]
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
+    _entries: dict[int, _Entry] = field(default_factory=dict, init=False)
+    _staying: dict[int, set[str]] = field(default_factory=dict, init=False)
+    """Hosts of ended formations that live and have not said that they have left."""
 
     def __len__(self) -> int:
         return len(self._entries)
