@@ -14,11 +14,12 @@ message ``hello``, the connecting end first.
 from __future__ import annotations
 
 import errno
+import functools
 import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pathways_lab.transport import addresses, auth, clock_sync, versions
 from pathways_lab.transport.dask_comms import is_comm
@@ -34,6 +35,9 @@ STREAM = "stream"
 HOST = "hostname"
 """The field of a hello with what its sender's machine calls itself."""
 _STREAM_SECONDS = 10.0
+_QUIET = 1.0
+"""Seconds after which a caller is told that nothing has come."""
+_T = TypeVar("_T")
 SILENCE = 30.0
 """A machine that vanishes says nothing: its connections break after so many seconds, unless its
 lab says another number.  A process that is stopped is none of that: its system answers for it."""
@@ -144,28 +148,41 @@ def meet(
     context: ssl.SSLContext | None = None,
     dial: Callable[[str, ssl.SSLContext | None, float], socket.socket] | None = None,
     holder: int = 0,
+    quiet: Callable[[float], object] | None = None,
 ) -> tuple[socket.socket, Decoder, list[Message], clock_sync.Difference]:
     """Connect, authenticate and exchange hellos, waiting at most *timeout* seconds.
 
     dial: makes the socket for an address that is reached over a comm.
     holder: whose key it is (see :mod:`pathways_lab.transport.auth`).
+    quiet(seconds): called now and then while the other end, which is connected, says nothing.
     Returns the socket, its decoder, the messages received (the first is the
     hello of the other end), and the difference of clocks.  Raises Refused,
     AuthenticationError, WireError, TimeoutError, OSError.
     """
     family, place = addresses.parse(address)
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     if dial is not None and is_comm(address):
         sock = dial(address, context, timeout)
     else:
         sock = socket.socket(family, socket.SOCK_STREAM)
     try:
 
-        def patience() -> None:
+        def patience(most: float = timeout) -> None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"{address} did not answer within {timeout:g} s")
-            sock.settimeout(left)
+            sock.settimeout(min(left, most))
+
+        def heard(step: Callable[[], _T]) -> _T:
+            while True:
+                patience(timeout if quiet is None else _QUIET)
+                try:
+                    return step()
+                except TimeoutError:
+                    if quiet is None:
+                        raise
+                    quiet(time.monotonic() - began)
 
         patience()
         if not is_comm(address):
@@ -173,18 +190,17 @@ def meet(
             tune(sock)
         if context is not None and not is_comm(address):
             sock = context.wrap_socket(sock, do_handshake_on_connect=False)
-            patience()
-            sock.do_handshake()
+            heard(sock.do_handshake)
         initiator = auth.Initiator(key, holder)
         sock.sendall(initiator.greeting())
-        answer = initiator.answer(_exactly(sock, auth.REPLY_BYTES, patience))
+        answer = initiator.answer(_exactly(sock, auth.REPLY_BYTES, heard))
         sent = time.monotonic()
         sock.sendall(answer + b"".join(encode("hello", {**hello, **stamps()})))
         decoder = Decoder(limits)
         messages: list[Message] = []
         while not messages:
-            patience()
-            decoder.advance(_some(sock.recv_into(decoder.space())), messages)
+            count = heard(lambda: sock.recv_into(decoder.space()))
+            decoder.advance(_some(count), messages)
         _check_hello(messages[0])
         apart = clock_sync.Difference.of_hello(messages[0].fields, sent, time.monotonic())
         return sock, decoder, messages, apart
@@ -240,11 +256,12 @@ def _some(count: int) -> int:
     return count
 
 
-def _exactly(sock: socket.socket, count: int, patience: Callable[[], None]) -> bytes:
+def _exactly(
+    sock: socket.socket, count: int, heard: Callable[[Callable[[], bytes]], bytes]
+) -> bytes:
     data = b""
     while len(data) < count:
-        patience()
-        part = sock.recv(count - len(data))
+        part = heard(functools.partial(sock.recv, count - len(data)))
         _some(len(part))
         data += part
     return data

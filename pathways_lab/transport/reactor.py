@@ -181,6 +181,7 @@ class Reactor:
         retry: bool = False,
         bulk: bool = False,
         holder: int = 0,
+        quiet: Callable[[float], object] | None = None,
     ) -> Link:
         """A link to *address*; waits until both ends are authenticated and greeted.
 
@@ -188,6 +189,7 @@ class Reactor:
         bulk: large buffers go through shared memory where both ends say so and can.
         name: what to call the other end (default: the name in its hello).
         holder: whose key it is, at doors of many (:mod:`pathways_lab.transport.auth`).
+        quiet: see :func:`pathways_lab.transport.handshake.meet`.
         ``link.peer`` is its hello, ``link.clock`` the difference of clocks.
         Raises Refused, AuthenticationError, WireError, TimeoutError, OSError.
         """
@@ -199,8 +201,9 @@ class Reactor:
         deadline, left = time.monotonic() + timeout, timeout
         while True:
             try:
+                dial = self._comms.dial
                 sock, decoder, messages, apart = meet(
-                    address, key, hello, left, self._limits, context, self._comms.dial, holder
+                    address, key, hello, left, self._limits, context, dial, holder, quiet
                 )
                 break
             except (FileNotFoundError, ConnectionRefusedError):

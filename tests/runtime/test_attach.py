@@ -121,7 +121,7 @@ def test_who_waits_for_an_address_is_told_for_what_and_until_when(
 ) -> None:
     monkeypatch.setattr(scheduler_probe, "PATIENCE", 0.01)
     for where, why, patience in (
-        (address, "cannot be reached: nobody has answered for 0.1 s", 0.1),
+        (address, "127.0.0.1 is silent: it has accepted a .*, and not answered for 0.1", 0.1),
         ("tcp://127.0.0.1:1", "127.0.0.1 refuses connections at port 1 ", 0.5),
     ):
         told: list[str] = []
@@ -327,7 +327,7 @@ def test_a_stopped_scheduler_is_waited_for_as_long_as_told(
         try:
             with distributed.Client(scheduler_file=str(file), set_as_default=False) as client:
                 stop(it.pid)
-                with pytest.raises(PathwaysError, match=r"nobody has answered for 0\.5 s"):
+                with pytest.raises(PathwaysError, match=r"is silent: .* not answered for 0\.5 s"):
                     attach(given(client), timeout=0.5)
                 it.send_signal(signal.SIGCONT)
         finally:

@@ -66,6 +66,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
     session: the connection and what runs on it.  timeline: what happened.
     name: what everybody on the lab calls this client (weights of shares, records
     and errors name it so).  embedded: the cluster that was started for it, or None.
+    timeout, quiet: for its control plane's answer, see :meth:`Reactor.connect`.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
         control: ControlAddress,
         embedded: EmbeddedCluster | None = None,
         name: str = "",
+        timeout: float = 10.0,
+        quiet: Callable[[float], object] | None = None,
     ) -> None:
         self.embedded = embedded
         self.slices: list[Slice] = []
@@ -85,7 +88,9 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
             control.key,
             context=tls.client_context(control.tls),
             name=name,
+            timeout=timeout,
             holder=control.holder,
+            quiet=quiet,
         )
         self.session = Session(connection)
         self._policies = Policies(connection, lambda text: self.session.print_later("policy", text))

@@ -29,7 +29,7 @@ from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS
 from pathways_lab.runtime.cluster.embedded import start_cluster
 from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
 from pathways_lab.runtime.cluster.membership import Islands
-from pathways_lab.runtime.cluster.scheduler_probe import Unreached, reach, unreached_of
+from pathways_lab.runtime.cluster.scheduler_probe import Unreached, Wait, reach, unreached_of
 from pathways_lab.runtime.control_plane.directory import why_no_name
 from pathways_lab.runtime.processes import keeper, kept_labs
 from pathways_lab.runtime.processes.start_progress import Progress, Show
@@ -220,7 +220,8 @@ def connect(
     ports: a first and a last one, ``(9000, 9015)``, between which the lab's doors are on every
         machine whose Dask configuration does not say others (``pathways.ports``).
     These, devices_per_host, memory and platform: only for the one who makes the lab.
-    timeout: seconds to wait for scheduler, worker and host, each; None: 2 for a connection at all.
+    timeout: seconds to wait for scheduler, worker and host, each; None: 2 for a connection at all,
+        and 30 for the answer of a machine that has taken one.
     name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
 
     Raises PathwaysError that says what is missing.
@@ -242,7 +243,7 @@ def connect(
     )
     try:
         reach(control.address, "the lab's control plane")
-        lab = _joined(control, name)
+        lab = _joined(control, name, timeout or SILENCE)
     except Unreached as error:
         raise failures.failure("refused", str(error), error.remedy) from error
     except OSError as error:
@@ -279,15 +280,19 @@ def _check_ways(lab: Lab) -> None:
         raise failures.failure("refused", str(lost[0]), lost[0].remedy)
 
 
-def _joined(control: ControlAddress, name: str) -> Lab:
-    """On a kept lab the first client has the lab's name, by which it finds what it has kept."""
+def _joined(control: ControlAddress, name: str, limit: float) -> Lab:
+    """On a kept lab the first client has the lab's name, by which it finds what it has kept.
+
+    limit: seconds for which a control plane is waited for that has taken the connection.
+    """
+    quiet = Wait(f"the lab's control plane at {control.address}", limit, hooks.line()).quiet
     if control.kept and not name:
         try:
-            return Lab(control, name=control.kept)
+            return Lab(control, name=control.kept, timeout=limit, quiet=quiet)
         except PathwaysError as error:
             if "connected already" not in error.failure.message:
                 raise
-    return Lab(control, name=name)
+    return Lab(control, name=name, timeout=limit, quiet=quiet)
 
 
 def make_virtual_device_set(lab: Lab | None = None) -> VirtualDeviceSet:

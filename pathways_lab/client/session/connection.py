@@ -96,6 +96,7 @@ class Connection:
     awaited(buffer): somebody will wait for it: send what waits, as far as it must leave now.
     over(): called when everything that was submitted is over.
     forked: this process is a fork of the one that has the lab; nothing here is of use.
+    quiet: see :func:`pathways_lab.transport.handshake.meet`.
     """
 
     forked = False
@@ -109,6 +110,7 @@ class Connection:
         name: str = "",
         timeout: float = 10.0,
         holder: int = 0,
+        quiet: Callable[[float], object] | None = None,
     ) -> None:
         self.context = context
         self.traffic = Traffic()
@@ -150,7 +152,7 @@ class Connection:
         hello = {"role": "client", "name": name, "pid": os.getpid()}
         try:
             self.link = self.reactor.connect(
-                address, key, hello, timeout, context=context, holder=holder
+                address, key, hello, timeout, context=context, holder=holder, quiet=quiet
             )
         except Refused as refusal:
             self.close("it was refused")

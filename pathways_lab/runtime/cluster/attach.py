@@ -24,6 +24,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,7 @@ from pathways_lab.runtime.cluster.membership import Islands, is_rule
 from pathways_lab.runtime.cluster.scheduler_probe import (
     PORTS,
     Unreached,
+    at_once,
     first_cause,
     knock,
 )
@@ -57,6 +59,8 @@ VARIABLE = "PATHWAYS_LAB"
 
 _NAMED = 8
 """Closed ways that are told; a machine that is cut off closes two to each other one."""
+_WAYS = 8
+"""Other machines at which each knocks when a lab is formed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,12 +388,28 @@ def _tell_closed(client: distributed.Client, tell: Tell) -> None:
     doors = {worker: door for worker, door in found.items() if door is not None}
     if not doors:
         return
-    closed = client.run(closed_ways, dict(doors.values()), workers=list(doors), on_error="ignore")
-    told = sorted(way for ways in closed.values() for way in ways)
+    found = at_once(
+        lambda each: client.run(closed_ways, each[1], workers=[each[0]], on_error="ignore"),
+        others(doors).items(),
+    )
+    told = sorted(way for closed in found for ways in closed.values() for way in ways)
     for way in told[:_NAMED]:
         tell(f"{way}; {PORTS}")
     if told[_NAMED:]:
         tell(f"and {len(told) - _NAMED} more ways between hosts are closed")
+
+
+def others(doors: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]]:
+    """The doors at which each worker's machine knocks: those of the next few, in a circle.
+
+    All pairs of many machines would be too many; a machine that is shut is found so as well.
+    """
+    workers = sorted(doors, key=lambda worker: doors[worker])
+    ring = [doors[worker] for worker in workers] * 2
+    ways = min(len(workers) - 1, _WAYS)
+    return {
+        worker: dict(ring[place : place + ways]) for place, worker in enumerate(workers, start=1)
+    }
 
 
 def _machines(

@@ -6,7 +6,8 @@ interpreter waits for that at its end.
 
 How: one connection of Dask's own, with a limit, in a thread that ends with it; a client is made
 once the scheduler has answered.  Where the first attempt fails, a bare connection says whether
-anybody listens, and if not, why.
+anybody listens, and if not, why.  A peer that has taken a connection is busy, and not absent: it
+is waited for until the limit, and then it is silent.
 
 The ways between machines are looked at likewise: each opens a port for a moment, at which the
 others knock.  It takes nothing but the word that was agreed on.
@@ -22,9 +23,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from pathways_lab.runtime.processes.start_progress import Tell
 from pathways_lab.transport import addresses
@@ -34,15 +36,19 @@ PATIENCE = 1.0
 REACH = 2.0
 """Seconds for a connection where nobody asked for a wait: a network answers in less."""
 _AGAIN = 0.1
+_AT_ONCE = 64
+"""Peers that one process asks at the same time."""
 BULK = 4 << 20
 """Bytes whose way is timed."""
 WORD = 16
 """Bytes of the word that is agreed on."""
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 PORTS = "open the ports of these machines to each other: docs/machines.md says who connects to whom"
 
 
 class Unreached(OSError):
-    """Nobody took a connection.  remedy: what may help."""
+    """Nobody took a connection, or has answered.  remedy: what may help."""
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(why)
@@ -80,6 +86,38 @@ def unreached(error: OSError, host: str, port: int, at: str, seconds: float) -> 
     )
 
 
+def silent(who: str, seconds: float) -> Unreached:
+    """The error for a peer that has taken a connection, and says nothing for so long."""
+    return Unreached(
+        f"{who} is silent: it has accepted a connection, and not answered for {seconds:.3g} s",
+        "it may be busy, and timeout= waits longer; or another program listens there",
+    )
+
+
+class Wait:
+    """The wait for a peer that has taken a connection and says nothing.
+
+    who: the peer.  limit: the seconds for which it is waited for.  tell: takes the progress.
+    """
+
+    def __init__(self, who: str, limit: float, tell: Tell) -> None:
+        self.who = who
+        self._limit, self._tell, self._next = limit, tell, REACH
+
+    def quiet(self, seconds: float) -> None:
+        """It has said nothing for so long: told each time that this doubles.
+
+        Raises Unreached at the limit.
+        """
+        if seconds >= self._limit:
+            raise silent(self.who, seconds)
+        if seconds >= self._next:
+            self._next = 2 * seconds
+            self._tell(
+                f"waiting for {self.who}, which has accepted and not answered for {seconds:.0f} s"
+            )
+
+
 def reach(address: str, whose: str) -> None:
     """Return when somebody takes a connection at a door of the lab.
 
@@ -111,12 +149,22 @@ def unreached_of(doors: Mapping[str, str]) -> list[Unreached]:
         except Unreached as error:
             found.append(error)
 
-    threads = [threading.Thread(target=one, args=each) for each in doors.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda each: one(*each), doors.items())
     return sorted(found, key=str)
+
+
+def at_once(ask: Callable[[_In], _Out], peers: Iterable[_In]) -> list[_Out]:
+    """The answers of peers, which are asked side by side, so many as a machine bears."""
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="probe") as pool:
+        return list(pool.map(ask, peers))
+
+
+@dataclass
+class _Attempt:
+    """refusals: why attempts failed.  at: the machine that has taken a bare connection."""
+
+    refusals: list[BaseException] = field(default_factory=list)
+    at: str = ""
 
 
 def knock(address: str, security: Any, seconds: float, tell: Tell, wait: bool = False) -> None:
@@ -127,19 +175,23 @@ def knock(address: str, security: Any, seconds: float, tell: Tell, wait: bool = 
     Raises OSError when none does within so many seconds, and TypeError or ValueError for
     what can be no address, or where something else answers.
     """
-    loop = asyncio.new_event_loop()
-    refusals: list[BaseException] = []
+    loop, attempt, began = asyncio.new_event_loop(), _Attempt(), time.monotonic()
     reach = seconds if wait else min(REACH, seconds)
     quiet = PATIENCE if wait else reach + _AGAIN
-    task = loop.create_task(_meet(address, security, seconds, reach, refusals))
+    task = loop.create_task(_meet(address, security, seconds, reach, attempt))
     thread = threading.Thread(target=_run, args=(loop, task), name="knocking", daemon=True)
     thread.start()
     try:
         thread.join(quiet)
         if thread.is_alive():
-            why = f" ({refusals[-1]})" if refusals else ""
+            why = f" ({attempt.refusals[-1]})" if attempt.refusals else ""
             with waiting(f"a Dask scheduler at {address}{why}", seconds - quiet, tell):
-                thread.join()
+                silence = Wait("", seconds, tell)
+                while thread.is_alive():
+                    thread.join(_AGAIN)
+                    if attempt.at and thread.is_alive():
+                        silence.who = attempt.at
+                        silence.quiet(time.monotonic() - began)
                 task.result()
     finally:
         with contextlib.suppress(RuntimeError):  # the loop is closed: it is over
@@ -169,47 +221,53 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 async def _meet(
-    address: str, security: Any, seconds: float, reach: float, refusals: list[BaseException]
+    address: str, security: Any, seconds: float, reach: float, attempt: _Attempt
 ) -> None:
-    """refusals: takes why attempts failed."""
     from distributed.comm.core import connect
 
     arguments = security.get_connection_args("client")
     # The first is short, so that there is a reason to tell.
     patience = min(PATIENCE, seconds) / 2
-    there, began = False, asyncio.get_running_loop().time()
+    began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(seconds):
             while True:
                 try:
                     # Dask's own limit is for the connection, and not for the answer. It says
                     # only of what the last attempt failed, which the limit may have cut short.
-                    comm = await connect(address, timeout=patience, **arguments)
+                    async with asyncio.timeout(None if attempt.at else patience):
+                        comm = await connect(address, timeout=patience, **arguments)
                     break
+                except TimeoutError:
+                    pass  # somebody may have accepted, or nobody
                 except OSError as error:
                     # What a certificate shows now it shows later.
                     if error.__cause__ is None or isinstance(first_cause(error), ssl.SSLError):
                         raise
                     if not isinstance(error.__cause__, TimeoutError):
-                        refusals.append(first_cause(error))
+                        attempt.refusals.append(first_cause(error))
                 except (TypeError, ValueError):
                     raise
                 except Exception:
                     # Dask takes the first bytes for lengths: even a MemoryError may come of them.
                     raise ValueError("what answers there is no Dask scheduler") from None
-                if not there:
-                    await _reached(address, began + reach, reach, refusals)
-                    there = True
-                patience = seconds / 4
+                if not attempt.at:
+                    own = len(attempt.refusals)
+                    at = await _reached(address, began + reach, reach, attempt.refusals)
+                    del attempt.refusals[own:]  # they are of the time before it listened
+                    attempt.at = at
+                patience = seconds
     except TimeoutError:
-        if refusals:
-            raise OSError(f"no connection within {seconds:g} s") from refusals[-1]
+        if attempt.refusals:
+            raise OSError(f"no connection within {seconds:g} s") from attempt.refusals[-1]
+        if attempt.at:
+            raise silent(attempt.at, seconds) from None
         raise OSError(f"nobody has answered for {seconds:g} s") from None
     comm.abort()
 
 
-async def _reached(address: str, end: float, seconds: float, refusals: list[BaseException]) -> None:
-    """Return when somebody takes a bare connection.
+async def _reached(address: str, end: float, seconds: float, refusals: list[BaseException]) -> str:
+    """The machine that takes a bare connection.
 
     Raises Unreached when that does not happen before *end*, so many seconds after the first try.
     """
@@ -217,7 +275,7 @@ async def _reached(address: str, end: float, seconds: float, refusals: list[Base
 
     scheme, place = parse_address(address)
     if scheme not in ("tcp", "tls"):
-        return
+        return str(place)
     host, port = parse_host_port(place)
     loop, at = asyncio.get_running_loop(), ""
     while True:
@@ -231,7 +289,7 @@ async def _reached(address: str, end: float, seconds: float, refusals: list[Base
                         sock.setblocking(False)
                         try:
                             await loop.sock_connect(sock, to)
-                            return
+                            return at
                         except OSError as error:
                             failure = error
         except OSError as error:
@@ -309,17 +367,8 @@ def _answer(sock: socket.socket, word: bytes) -> None:
 
 def knock_at(doors: Mapping[str, tuple[str, int]], word: bytes) -> dict[str, Way]:
     """For ``Client.run``: the ways from here to ports of others, all at the same time."""
-    ways: dict[str, Way] = {}
-
-    def one(name: str, place: tuple[str, int]) -> None:
-        ways[name] = _way(place, word)
-
-    threads = [threading.Thread(target=one, args=each) for each in doors.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return ways
+    ways = at_once(lambda place: _way(place, word), doors.values())
+    return dict(zip(doors, ways, strict=True))
 
 
 def _way(place: tuple[str, int], word: bytes) -> Way:
