@@ -95,6 +95,10 @@ def run(options: argparse.Namespace) -> int:
         except ValueError as error:
             print(error)
             return 1
+    if options.what in ("scheduler", "worker"):
+        from pathways_lab.runtime.processes.dask_environment import IDLE
+
+        os.environ.update({**IDLE, **os.environ})
     if options.what == "scheduler":
         host = ["--host", options.host] if options.host else []
         # Its pages have no login.

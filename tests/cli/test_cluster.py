@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import ssl
@@ -103,6 +104,22 @@ def test_ports_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) ->
     for ports in ([], ["--ports", "9000"], ["--ports", "9000-9000"]):
         assert cli.main([*behind, *ports]) == 1
         assert "--contact gate needs two ports or more" in capsys.readouterr().out
+
+
+def test_processes_of_dask_idle_cheaply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They sample no stacks, unless the group's own environment says so."""
+    monkeypatch.setattr(
+        os, "environ", {**os.environ, "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "3s"}
+    )
+    monkeypatch.setattr(os, "execv", lambda *_: (_ for _ in ()).throw(SystemExit))
+    with pytest.raises(SystemExit):
+        cli.main(["cluster", "scheduler"])
+    names = "worker.profile.enabled", "admin.system-monitor.interval", "admin.tick.interval"
+    ask = "import dask, distributed; print([dask.config.get('distributed.' + n) for n in %r])"
+    told = subprocess.check_output(
+        [sys.executable, "-c", ask % (names,)], text=True, env=os.environ
+    )
+    assert told.strip() == "[False, '5s', '3s']"
 
 
 @pytest.fixture

@@ -36,7 +36,8 @@ def test_a_host_that_does_not_answer_holds_up_nobody_who_asks_another_one() -> N
     assert links._link("good") is good
 
 
-def test_a_cut_is_waited_for_as_long_as_the_lab_bears_silence() -> None:
+@pytest.mark.parametrize("error", [TimeoutError("silence"), ConnectionRefusedError("silence")])
+def test_a_cut_is_waited_for_as_long_as_the_lab_bears_silence(error: OSError) -> None:
     hosts = [{"name": "far", "data_address": "far"}]
     connection = Mock(topology={"islands": [{"hosts": hosts}]}, silence=30.0)
     link, tried = Mock(closed=None), []
@@ -44,7 +45,7 @@ def test_a_cut_is_waited_for_as_long_as_the_lab_bears_silence() -> None:
     def connect(address: str, key: Any, hello: Any, timeout: float, **_: Any) -> Any:
         tried.append(timeout)
         if len(tried) < 3:
-            raise TimeoutError("silence")
+            raise error
         return link
 
     connection.reactor.connect = connect

@@ -1,5 +1,8 @@
 """Many machines: what it takes to form their lab, to join it, and to call one island of it.
 
+The forming begins when the machines are up, with the start of the scheduler.  Clients have imported
+what ``pw.connect`` needs before they connect.
+
 ``python -m tests.machines.crowd 4 32`` makes labs of so many machines, one after the other; each
 machine is an island with one device.  Three clients work on islands of their own, and the first of
 them on one more, whose machine is killed and comes back.  It must hold that nobody but that client
@@ -30,8 +33,9 @@ import json, os, statistics, sys, time
 import distributed, numpy as np, pathways_lab as pw
 with distributed.Client(sys.argv[1]) as dask: dask.wait_for_workers(int(os.environ["COUNT"]))
 def say(**what): print(json.dumps(what), flush=True)
+connect = pw.connect
 begun = time.monotonic()
-lab = pw.connect(sys.argv[1])
+lab = connect(sys.argv[1])
 say(connected=time.monotonic() - begun, islands=len(lab.islands))
 def taken(call):
     begun = time.monotonic()
@@ -95,6 +99,7 @@ class Crowd:
     def __init__(self, count: int, folder: Path) -> None:
         self._names = [f"m{number}" for number in range(count)]
         self.machines = Machines(("sched", "note", *self._names), folder)
+        self.begun = time.monotonic()
         self._group = Group(self.machines)
         self._clients: list[subprocess.Popen[str]] = []
         for name in self._names:
@@ -139,12 +144,11 @@ def measure(count: int, seconds: float) -> list[str]:
     """Form a lab, say what it took, lose a machine; the problems."""
     alone = imports(count)
     with tempfile.TemporaryDirectory() as folder:
-        begun = time.monotonic()
         crowd = Crowd(count, Path(folder))
         try:
             last = count - 1
             first = crowd.join(0, last)
-            formed = time.monotonic() - begun
+            formed = time.monotonic() - crowd.begun
             print(f"{count} machines: {first['islands']} islands after {formed:.1f} s;", end=" ")
             print(f"importing JAX and Dask so often takes {alone:.1f} s ({formed / alone:.2f})")
             for number in range(1, CLIENTS):

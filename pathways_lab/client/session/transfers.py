@@ -237,7 +237,11 @@ class DataLinks:
             return link
 
     def _connect(self, host: str) -> Link:
-        """A new link; a network that is cut is waited for as a link bears it that is there."""
+        """A new link; a network that is cut is waited for as a link bears it that is there.
+
+        A machine that has started anew refuses before the control plane knows of the loss, whose
+        reason is the true one.
+        """
         connection, key = self._connection, self._connection.data_key
         end = time.monotonic() + connection.silence
         while True:
@@ -247,7 +251,8 @@ class DataLinks:
                     address, key, self._hello, left, **self._options(host)
                 )
             except (OSError, AuthenticationError) as error:
-                if not is_silence(error) or time.monotonic() >= end:
+                passing = is_silence(error) or isinstance(error, ConnectionRefusedError)
+                if not passing or time.monotonic() >= end:
                     raise PathwaysError(_unreachable(host, str(error))) from error
                 time.sleep(_PAUSE)
 

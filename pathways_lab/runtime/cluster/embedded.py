@@ -34,7 +34,6 @@ from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
 from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
 from pathways_lab.runtime.cluster.worker_spec import (
-    QUIET,
     Recipe,
     check,
     check_name,
@@ -42,6 +41,7 @@ from pathways_lab.runtime.cluster.worker_spec import (
 )
 from pathways_lab.runtime.islands.process_group import why_hosts_stay_apart
 from pathways_lab.runtime.processes.child_process import REMOVE, Child, ChildDied, spawn
+from pathways_lab.runtime.processes.dask_environment import QUIET
 from pathways_lab.runtime.processes.memory_budget import Budget, plan_budget
 from pathways_lab.runtime.processes.start_progress import Progress, Show
 from pathways_lab.transport.addresses import private_folder, remove_folder

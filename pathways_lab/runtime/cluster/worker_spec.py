@@ -22,23 +22,11 @@ from pathways_lab.runtime.cluster.device_supervisor import DeviceSettings, heaps
 from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
 from pathways_lab.runtime.processes.child_copies import can_fork
 from pathways_lab.runtime.processes.child_process import Child, ChildDied, spawn
+from pathways_lab.runtime.processes.dask_environment import QUIET
 
 WORKERS = "pathways_lab.runtime.cluster.workers_main"
 FEEDER = "pathways_lab.runtime.cluster.feed_worker"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
-
-QUIET = {
-    "DASK_LOGGING__DISTRIBUTED": "error",
-    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE": "False",
-    "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False",
-    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
-}
-"""Dask's configuration in our own cluster: no warnings in notebooks, no sampling of stacks, and a
-tick a second: fifty take 2% of a processor for each process that does nothing."""
 
 
 @dataclass(slots=True)
