@@ -63,6 +63,16 @@ def heard_and_then(link: Link, error: type[Exception], says: str) -> int:
     return len(heard)
 
 
+def test_a_link_that_has_much_leaves_others_their_turn() -> None:
+    many = 4 << 20
+    link = Link(OWNER, Scripted(*[WHOLE] * (many // len(WHOLE))), "a", {}, Decoder())  # type: ignore[arg-type]
+    sizes = []
+    while heard := link.receive():
+        sizes.append(len(heard) * len(WORD))
+    assert sum(sizes) == many
+    assert max(sizes) <= many // 16
+
+
 @pytest.mark.parametrize(
     ("said", "error", "says"),
     [
