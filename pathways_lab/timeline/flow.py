@@ -108,13 +108,15 @@ def _stages(steps: Iterable[Sequence[Any]]) -> Flow:
 
 
 class _Known(NamedTuple):
-    """A program: its steps, and which of them makes each of its results."""
+    """A program: its steps, which of them makes each of its results, and the computations of each
+    slice."""
 
     flow: Flow
     makers: dict[int, int]
+    computations: dict[int, list[int]]
 
 
-_UNKNOWN = _Known((), {})
+_UNKNOWN = _Known((), {}, {})
 
 
 class Flows:
@@ -185,13 +187,21 @@ class Flows:
         """The steps of a run's program."""
         return self._known(run).flow
 
+    def computations(self, run: int) -> dict[int, list[int]]:
+        """The steps of a run that compute, in order, by slice."""
+        return self._known(run).computations
+
     def _known(self, run: int) -> _Known:
         key = self._runs.get(run, "")
         known = self._plans.get(key, _UNKNOWN)
         if isinstance(known, Event):  # read when somebody asks: most are never asked for
             flow = read(known)
             makers = {place: n for n, stage in enumerate(flow) for place in stage.makes}
-            known = self._plans[key] = _Known(flow, makers)
+            computations: dict[int, list[int]] = {}
+            for n, stage in enumerate(flow):
+                if not stage.transfer:
+                    computations.setdefault(stage.slice, []).append(n)
+            known = self._plans[key] = _Known(flow, makers, computations)
         return known
 
 

@@ -164,15 +164,22 @@ def test_the_gap_before_what_runs_has_its_causes_before_that_has_ended() -> None
     assert found[0] == pytest.approx(found[1])
 
 
-def test_an_idle_device_waits_for_its_next_gang_already() -> None:
-    """Until its inputs are made, then for what is not known before their bytes have come."""
+@pytest.mark.parametrize("placed", [True, False])
+def test_an_idle_device_waits_for_its_next_gang_already(placed: bool) -> None:
+    """Until its inputs are made, then for what is not known before their bytes have come; also
+    where its run has places on another island only."""
     cluster = Cluster()
     cluster.pipeline(micro=1)
     again = cluster.pipeline(micro=1, at=0.5)
     assert again > 0.5
+    records = [
+        r for r in cluster.in_order()
+        if placed or not (isinstance(r, Event) and r.kind == "granted"
+                          and r.island == "island1" and r.time > 0.4)
+    ]  # fmt: skip
     for moment, cause in ((0.53, INPUT), (0.55, UNKNOWN)):
         scene = Scene(0.0, 20.0)
-        scene.add([r for r in cluster.in_order() if arrival(r) <= moment], moment)
+        scene.add([r for r in records if arrival(r) <= moment], moment)
         marks = waits_so_far(scene, moment)
         mine = {MARKS[int(kind)]: right for kind, right, top in zip(
             marks["kind"], marks["right"], marks["top"], strict=True) if top > 0.6}  # fmt: skip

@@ -246,7 +246,7 @@ def test_a_device_waits_for_a_run_that_has_no_places_yet_and_says_for_what() -> 
     for now, readout, hidden in (
         (0.2, "needs f", granted),
         (0.2, "needs f", granted + first),
-        (0.32, "f on its way", granted),
+        (0.32, "receives f", granted),
     ):  # fmt: skip
         known = [r for r in records if arrival(r) <= now and r not in hidden]
         scene = picture(known, now=now).scene

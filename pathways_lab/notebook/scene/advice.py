@@ -192,7 +192,7 @@ def advice(scene: Scene, now: float) -> str:
     if slow is None or not other:
         return said()
     # That computation ends with its latest host.
-    return _late(*slow, f"{other} waits {100 * times[other].share(INPUT):.0f} % of the time for it")
+    return _late(*slow, f"{other} waits for its results, too")
 
 
 def _full(times: dict[str, Spent]) -> str:
@@ -329,9 +329,9 @@ def _in_turn(scene: Scene, client: str, other: str, start: float, end: float) ->
     what = f"{function}{line_of(scene, function)} " if function else ""
     return (
         f"devices compute {what}for {other} while {client} waits for its turn,"
-        f" {100 * share:.0f} % of the time: lab.policy can prefer {client}, pw.program(window=0.0)"
-        f" or pw.jit(window=0.0) of {other}, which queue no work ahead, let it in sooner, a slice"
-        " on other devices spares it the wait"
+        f" {100 * share:.0f} % of the time: lab.policy can prefer {client}; in {other},"
+        f" pw.program(window=0.0) or pw.jit(window=0.0) queue no work ahead and let {client} in"
+        " sooner; a slice on other devices spares it the wait"
     )
 
 

@@ -12,7 +12,8 @@ Paper: section 4.2 (programs as sharded dataflow), 4.5 (grants ahead of the data
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -35,10 +36,10 @@ SAME = 1e-6
 
 
 NEAR = 128
-"""Steps among which one is looked for that might compute earlier, or first."""
+"""Steps among which one is looked for that might compute earlier."""
 
 AHEAD = 16
-"""Runs without places, at most, whose first computations devices wait for."""
+"""Runs, at most, for whose computations without places devices wait."""
 
 
 def makers(flow: Flow, step: int) -> list[int]:
@@ -183,7 +184,7 @@ def missing(scene: Scene, gang: Gang, host: str) -> tuple[str, Gang | None]:
 
 def nexts(scene: Scene) -> dict[Lane, Gang]:
     """The gangs that have the next places on devices, and are not launched there; where there are
-    none, the first ones of runs that have no places yet."""
+    none, those that will have them next."""
     out: dict[Lane, Gang] = {}
     if scene.final:
         return out
@@ -197,24 +198,39 @@ def nexts(scene: Scene) -> dict[Lane, Gang]:
             for lane in bound.lanes:
                 if lane not in out and gang.state_on(lane.host) == "granted":
                     out[lane] = gang
-    seen = set()
-    for run in islice((r for r in scene.runs.values() if r.ended is None and not r.placed), AHEAD):
-        for step, stage in enumerate(scene.flows.run(run.run)[:NEAR]):
-            bound = scene.machine.slices.get(stage.slice)
-            if stage.transfer or bound is None or stage.slice in seen:
-                continue
-            seen.add(stage.slice)
-            about = run.program, stage.node, run.client, stage.line, stage.slice
-            for lane in bound.lanes:
-                out.setdefault(lane, Gang(run.run, step, *about))
+    for gang in _unplaced(scene):
+        for lane in scene.machine.slices[gang.slice].lanes:
+            out.setdefault(lane, gang)
     return out
+
+
+def _unplaced(scene: Scene) -> Iterator[Gang]:
+    """By slice, the first computation that has no place yet, of the oldest run that has one."""
+    last: dict[tuple[int, int], int] = {}
+    for (of, step), gang in scene.gangs.by_key.items():
+        last[of, gang.slice] = max(step, last.get((of, gang.slice), -1))
+    taken: set[int] = set()
+    for run in islice((run for run in scene.runs.values() if run.ended is None), AHEAD):
+        placed: dict[int, float] | None = None
+        for slice_id, steps in scene.flows.computations(run.run).items():
+            if slice_id in taken or slice_id not in scene.machine.slices:
+                continue
+            known = last.get((run.run, slice_id), -1)
+            if known < 0:  # those that had places are over, and counted only, or there were none
+                placed = run.granted if placed is None else placed
+                known = max((step for step in steps if step in placed), default=-1)
+            if (at := bisect(steps, known)) < len(steps):
+                taken.add(slice_id)
+                stage = scene.flows.run(run.run)[steps[at]]
+                about = run.program, stage.node, run.client, stage.line, slice_id
+                yield Gang(run.run, steps[at], *about)
 
 
 def needed(scene: Scene) -> dict[Lane, str]:
     """The values that the next gangs of devices have not got, by the nodes that make them."""
     found = {lane: missing(scene, gang, lane.host) for lane, gang in nexts(scene).items()}
     return {
-        lane: f"needs {node}" if made else f"{node} on its way"
+        lane: f"needs {node}" if made else f"receives {node}"
         for lane, (node, made) in found.items()
         if node
     }
@@ -310,18 +326,18 @@ def _waits_so_far(scene: Scene, now: float) -> list[Bar]:
             if row is None or row in seen:
                 continue
             seen.add(row)
-            rest, more = DISPATCH, []
-            if (key, host) in begun:
+            rest, more, placed = DISPATCH, [], (key, host) in begun
+            if placed:
                 since, what = begun[key, host]
             else:
                 gang, since = next_gangs[lane], max(now, scene.waiting[lane].ended)
+                placed = gang.run not in scene.runs or scene.runs[gang.run].placed
                 what = What(gang.node, gang.program, gang.client, gang.line)
-                rest, more = UNKNOWN, _sure(scene, gang, host, busy, since) if gang.places else []
+                rest, more = UNKNOWN, _sure(scene, gang, host, busy, since) if placed else []
             parts = scene.waits.so_far(*key, what.node, tuple(lanes), lane, since, more)
             for cause, start, over in parts:
                 # Nothing that is known explains the last part yet.
-                known = (key, host) in begun or next_gangs[lane].places
-                cause = cause if known and (cause, over) != (DISPATCH, since) else rest
+                cause = cause if placed and (cause, over) != (DISPATCH, since) else rest
                 about = what.program, what.node, what.client, what.line, *key
                 mark = Bar(scene.rows.of[lane], MARKS.index(cause), start, over, *about)
                 mark.busy = over - start

@@ -42,6 +42,9 @@ from pathways_lab.timeline.waits import (
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
 
+APART = 1e-3
+"""Seconds by which hosts may start a gang one after the other without a word."""
+
 NAMED, ARROWS = 5, 32
 """Computations before and after one that its card names, and to which arrows go, at most."""
 
@@ -397,7 +400,8 @@ def _times(scene: Scene, gang: Gang) -> str:
     if gang.launched:
         words.append(f"launched {at(min(gang.launched.values()))}")
     if gang.started:
-        words.append(f"started {at(min(gang.started.values()))}")
+        begun, latest = min(gang.started.values()), max(gang.started.values())
+        words.append(f"started {at(begun)}" + f" to {at(latest)}" * (latest - begun > APART))
     if gang.ended:
         last = max(gang.ended, key=lambda host: gang.ended[host])
         words.append(f"ended {at(gang.ended[last])} (last on {short(last)})")
