@@ -21,7 +21,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant, HostReport
 from pathways_lab.core.program.folding import folded
 from pathways_lab.core.program.layout import Layout, boxes
-from pathways_lab.core.program.program import Call, Line, Node, Plan, Transfer, Value
+from pathways_lab.core.program.program import Call, Line, Plan, Transfer, Value
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.data_messages import upload_fields
@@ -37,7 +37,7 @@ from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
 from tests.runtime.formation_kit import Fates
 from tests.runtime.host_kit import wire
-from tests.runtime.launch_kit import plan_of, with_bytes
+from tests.runtime.launch_kit import Draft, with_bytes
 
 
 class Lab:
@@ -340,14 +340,8 @@ class Data:
 # --- plans ------------------------------------------------------------------------------
 
 
-class Program:
-    """A plan in the making: values by name."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.names: dict[str, int] = {}
-        self.values: list[Value] = []
-        self.nodes: list[Node] = []
+class Program(Draft):
+    """A draft of calls of compiled functions."""
 
     def value(
         self, name: str, slice_id: int, shape: tuple[int, ...], dtype: str, layout: Layout
@@ -385,16 +379,6 @@ class Program:
         node = Transfer(self.names[name], self.names[output], "transfer", Line("cell.py", 9, "t"))
         self.nodes.append(node)
         return self
-
-    def plan(self, inputs: Sequence[str], outputs: Sequence[str]) -> Plan:
-        names = self.names
-        return plan_of(
-            self.key,
-            self.values,
-            self.nodes,
-            [names[n] for n in inputs],
-            [names[n] for n in outputs],
-        )
 
 
 def spans(records: Sequence[Record], kind: str) -> list[Span]:

@@ -66,13 +66,21 @@ def plan_of(
 
 
 @dataclass
-class PlanBuilder:
-    """Names become values: ``p.call(1, "f", ["a"], ["b"])``."""
+class Draft:
+    """A plan in the making: values by name."""
 
     key: str = "plan"
     names: dict[str, int] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+
+    def plan(self, inputs: Sequence[str], outputs: Sequence[str]) -> Plan:
+        ins, outs = ([self.names[name] for name in named] for named in (inputs, outputs))
+        return plan_of(self.key, self.values, self.nodes, ins, outs)
+
+
+class PlanBuilder(Draft):
+    """Names become values: ``p.call(1, "f", ["a"], ["b"])``."""
 
     def add(self, slice_id: int, name: str) -> int:
         if name not in self.names:
@@ -103,16 +111,6 @@ class PlanBuilder:
     def move(self, name: str, slice_id: int, output: str) -> PlanBuilder:
         self.nodes.append(Transfer(self.names[name], self.add(slice_id, output)))
         return self
-
-    def plan(self, inputs: list[str], outputs: list[str]) -> Plan:
-        names = self.names
-        return plan_of(
-            self.key,
-            self.values,
-            self.nodes,
-            [names[n] for n in inputs],
-            [names[n] for n in outputs],
-        )
 
 
 def grant(
