@@ -37,7 +37,6 @@ from pathways_lab.runtime.control_plane.fail_stop import last_words
 from pathways_lab.runtime.control_plane.lost_hosts import Downs
 from pathways_lab.runtime.control_plane.outbox import Switchboard
 from pathways_lab.runtime.control_plane.policy_supervisor import PolicyDesk
-from pathways_lab.runtime.control_plane.record_stream import Peer
 from pathways_lab.runtime.control_plane.record_writer import Diary
 from pathways_lab.runtime.control_plane.requests import Rejected, client_event, own, use
 from pathways_lab.runtime.control_plane.stall_response import Standstill
@@ -49,6 +48,7 @@ from pathways_lab.timeline.records_of import policy_told
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.codec import pack
 from pathways_lab.transport.edge import Malformed, parsed
+from pathways_lab.transport.link import Link
 
 Wish = Callable[..., object]
 """``(do, host, worker, pid=0)``, see :class:`Rim`."""
@@ -129,7 +129,7 @@ class Rim:
         self._numbers += 1
         return self.registry.newcomer(name, self._numbers, pid, holder)
 
-    def client_joined(self, client: ClientSeen, peer: Peer) -> None:
+    def client_joined(self, client: ClientSeen, peer: Link) -> None:
         self.registry.clients[client.name] = client
         self.registry.seats.pop(client.name, None)
         self.peers.clients[client.name] = peer
@@ -153,7 +153,7 @@ class Rim:
         self.peers.clients_present(self._numbers, tuple(self.peers.hosts))
         self.peers.topology()
 
-    def host_joined(self, host: HostSeen, peer: Peer) -> None:
+    def host_joined(self, host: HostSeen, peer: Link) -> None:
         """A device process is there.  One of the same name before it counts as lost."""
         self.host_lost(host.name, f"{host.name} was replaced by a new device process")
         self.registry.hosts[host.name] = host
@@ -177,7 +177,7 @@ class Rim:
         )
         self.peers.topology()
 
-    def host_lost(self, name: str, reason: str, peer: Peer | None = None) -> None:
+    def host_lost(self, name: str, reason: str, peer: Link | None = None) -> None:
         """A host is gone.  peer: only if this is still its link."""
         if name not in self.peers.hosts or peer not in (None, self.peers.hosts[name]):
             return

@@ -45,18 +45,7 @@ class Observer:
         self._remember = remember
         self._ended = ended
         self._introduced = False
-        self._reactor = Reactor("observer", self._message, self._closed)
-        self._reactor.start()
-        try:
-            link = self._reactor.connect(
-                control.address,
-                control.key,
-                {"role": "observer"},
-                context=tls.client_context(control.tls),
-            )
-        except BaseException:
-            self._reactor.close()
-            raise
+        self._reactor, link = _connected(control, self._message, self._closed)
         self.clock = link.clock
         link.beat(lambda _: None)
         self._reactor.call_soon(self._introduce, link)
@@ -91,15 +80,24 @@ def look(control: ControlAddress) -> Mapping[str, Any]:
 
     Raises what :meth:`Reactor.connect` raises.
     """
-    reactor = Reactor("observer", lambda *_: None, lambda *_: None)
+    reactor, link = _connected(control, lambda *_: None, lambda *_: None)
+    reactor.close()
+    told: Mapping[str, Any] = link.peer["topology"]
+    return told
+
+
+def _connected(
+    control: ControlAddress, message: Callable[..., None], closed: Callable[[Link, str], None]
+) -> tuple[Reactor, Link]:
+    reactor = Reactor("observer", message, closed)
     reactor.start()
     try:
         context = tls.client_context(control.tls)
-        link = reactor.connect(control.address, control.key, {"role": "observer"}, context=context)
-        told: Mapping[str, Any] = link.peer["topology"]
-    finally:
+        hello = {"role": "observer"}
+        return reactor, reactor.connect(control.address, control.key, hello, context=context)
+    except BaseException:
         reactor.close()
-    return told
+        raise
 
 
 def _records(topology: Mapping[str, Any], now: float) -> list[Record]:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.control_plane.directory import Registry
-from pathways_lab.runtime.control_plane.record_stream import Peer
 from pathways_lab.transport.codec import pack
 from pathways_lab.transport.framing import Letter
+from pathways_lab.transport.link import Link
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -35,10 +35,10 @@ class Switchboard:
         self._registry = registry
         self.used: Callable[[list[str]], object] = lambda workers: None
         self._in_use: frozenset[str] = frozenset()
-        self.clients: dict[str, Peer] = {}
-        self.hosts: dict[str, Peer] = {}
+        self.clients: dict[str, Link] = {}
+        self.hosts: dict[str, Link] = {}
 
-    def is_current(self, name: str, peer: Peer) -> bool:
+    def is_current(self, name: str, peer: Link) -> bool:
         """Whether *peer* is the link of the client or host of this name."""
         return peer in (self.clients.get(name), self.hosts.get(name))
 
@@ -111,7 +111,7 @@ class Switchboard:
             self.forward(name, letter)
 
 
-def _post(peer: Peer | None, letter: Letter) -> int:
+def _post(peer: Link | None, letter: Letter) -> int:
     """Send to a peer that may be gone: its end is then on the way as an event."""
     if peer is None:
         return 0

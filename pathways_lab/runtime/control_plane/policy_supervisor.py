@@ -25,7 +25,7 @@ import math
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,24 +36,15 @@ from pathways_lab.core.scheduling.policies import Policy, RemotePolicy
 from pathways_lab.runtime.control_plane.policy_worker import CHOICE_SECONDS, LOAD_SECONDS
 from pathways_lab.runtime.processes import child_process
 from pathways_lab.transport.codec import pack, unpack
+from pathways_lab.transport.link import Link
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 MODULE = "pathways_lab.runtime.control_plane.policy_worker"
 PATIENCE = 0.03
 """Seconds after which the order of submission decides a turn that the policy was asked about."""
 _POLL_SECONDS = 0.2
-
-
-class Peer(Protocol):
-    """The link to a policy's process."""
-
-    def send(
-        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
-    ) -> int: ...
-
-    def close(self, reason: str = "") -> None: ...
 
 
 class Told(Protocol):
@@ -84,7 +75,7 @@ class Author:
     begun: float
     limit: float
     doing: str = "be loaded"
-    link: Peer | None = None
+    link: Link | None = None
     in_force: bool = False
     late: bool = False
     places: bool = False
@@ -141,7 +132,7 @@ class PolicyDesk:
         author = self._authors.get(token)
         return author is not None and author.link is None
 
-    def joined(self, token: str, link: Peer) -> None:
+    def joined(self, token: str, link: Link) -> None:
         """A process is there: it gets its code."""
         author = self._authors.get(token)
         if author is None:

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 from pathways_lab.timeline.records import Sample
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.framing import Letter
+from pathways_lab.transport.link import Link
 
 BATCH_SECONDS = 0.05
 """Watchers get at most one message per this many seconds."""
@@ -31,18 +31,9 @@ _SLOW = 16 << 20
 """Bytes that may wait for a watcher that does not read, before records are left out."""
 
 
-class Peer(Protocol):
-    """The other end of a link: a client, a host, whoever watches."""
-
-    @property
-    def pending(self) -> int: ...
-
-    def forward(self, letter: Letter) -> int: ...
-
-
 @dataclass(slots=True)
 class _Reader:
-    watcher: Peer
+    watcher: Link
     dropped: int = 0
 
 
@@ -74,7 +65,7 @@ class Broadcast:
                 self._fresh.append(record)
         return bool(self._fresh) and not due
 
-    def watch(self, name: str, watcher: Peer, time: float) -> None:
+    def watch(self, name: str, watcher: Link, time: float) -> None:
         """Tell *watcher* what is remembered now, and what comes from now on."""
         if name in self._readers:
             return
