@@ -25,6 +25,7 @@ from pathways_lab.runtime.cluster.accelerators import Found, assign, find
 from pathways_lab.runtime.cluster.attach import attach, write_lab_file
 from pathways_lab.runtime.cluster.embedded import EmbeddedCluster, start_cluster
 from pathways_lab.runtime.cluster.lab_spec import Wishes, outline
+from pathways_lab.runtime.processes.child_process import ChildDied
 from pathways_lab.runtime.processes.memory_budget import MIB, plan_budget, usual_hosts
 from pathways_lab.runtime.processes.start_progress import Progress, line
 from pathways_lab.transport.auth import AuthenticationError, new_key
@@ -339,6 +340,17 @@ def test_an_end_that_is_interrupted_again_and_again_is_an_end(tmp_path: Path) ->
         ended.close()
     assert all(child.let_go.called and child.end.called for child in children)
     assert not folder.exists()
+
+
+def test_a_worker_that_does_not_start_is_ended_and_the_others_go_on(tmp_path: Path) -> None:
+    there, broken = Mock(), Mock(hear=Mock(side_effect=ChildDied("no room")))
+    recipe = Mock(start_feeder=Mock(return_value=broken))
+    lab = EmbeddedCluster(Mock(), tmp_path, Mock(), recipe, _children=[there])
+    with pytest.raises(PathwaysError, match="a worker for feeds did not start: no room"):
+        lab.add_feeders(1)
+    assert broken.let_go.called
+    assert broken.end.called
+    assert lab._children == [there]
 
 
 @pytest.mark.cluster
