@@ -67,8 +67,8 @@ for order in sys.stdin:
 class Bench:
     """Two hosts and two clients, each on a machine."""
 
-    def __init__(self, folder: Path, size: int) -> None:
-        self.machines = Machines(("sched", "one", "two", "ann", "bob"), folder)
+    def __init__(self, folder: Path, size: int, rate: float) -> None:
+        self.machines = Machines(("sched", "one", "two", "ann", "bob"), folder, rate=rate)
         self._group = Group(self.machines)
         for machine, island in (("one", "west"), ("two", "east")):
             self._group.worker(machine, "--devices", "2", "--island", island)
@@ -130,12 +130,13 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=64, help="of one array")
+    parser.add_argument("--rate", type=float, default=40.0, help="MB/s of each machine's link")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn, with and without")
     parser.add_argument("--kinds", nargs="+", default=["upload", "transfer"])
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), chosen.megabytes << 20)
+        bench = Bench(Path(folder), chosen.megabytes << 20, 1e6 * chosen.rate)
         try:
             for kind in chosen.kinds:
                 measure(bench, kind, chosen.turns, chosen.seconds)

@@ -14,6 +14,7 @@ The numbers mean something on idle processors only: all machines share those of 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ from tests.machines.bench import Machines
 from tests.machines.group import Group
 
 CLIENTS = 3
+CALLS = 3 * 500 + 300 + 9 * 500
 CLIENT = """
 import json, os, statistics, sys, time
 import distributed, numpy as np, pathways_lab as pw
@@ -60,9 +62,11 @@ places = [Place(island) for island in os.environ["ISLANDS"].split(",")]
 for order in sys.stdin:
     if order == "cost\\n":
         for _ in range(3): places[0].many()
+        begun = time.process_time()
         waited = [taken(places[0].waited) for _ in range(300)]
         many = [taken(places[0].many) / 500 for _ in range(9)]
-        say(waited=statistics.median(waited), pipelined=statistics.median(many))
+        own = (time.process_time() - begun) / (300 + 9 * 500)
+        say(waited=statistics.median(waited), pipelined=statistics.median(many), own=own)
         continue
     end, steps, wrong, lost, back = time.monotonic() + float(order), 0, 0, [], []
     while time.monotonic() < end:
@@ -134,6 +138,19 @@ class Crowd:
             print("   ", line.rstrip()[:200], flush=True)
         raise RuntimeError("a client has ended")
 
+    def busy(self) -> float:
+        """Seconds of a processor that the control plane has taken so far."""
+        network = os.readlink(f"/proc/{self.machines['sched'].pid}/ns/net")
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (
+                    os.readlink(process / "ns/net") == network
+                    and b"control_plane.process" in (process / "cmdline").read_bytes()
+                ):
+                    told = (process / "stat").read_text().rpartition(")")[2].split()
+                    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+        raise RuntimeError("the control plane has ended")
+
     def close(self) -> None:
         """End everything."""
         self._group.close()
@@ -153,10 +170,14 @@ def measure(count: int, seconds: float) -> list[str]:
             print(f"importing JAX and Dask so often takes {alone:.1f} s ({formed / alone:.2f})")
             for number in range(1, CLIENTS):
                 print(f"client {number + 1} connected in {crowd.join(number)['connected']:.2f} s")
+            busy = crowd.busy()
             crowd.tell(0, "cost")
             cost = crowd.hear(0)
+            control = (crowd.busy() - busy) / CALLS
             print(f"a call on one island: {1e6 * cost['pipelined']:.0f} us pipelined,", end=" ")
-            print(f"{1e3 * cost['waited']:.2f} ms waited for", flush=True)
+            print(f"{1e3 * cost['waited']:.2f} ms waited for;", end=" ")
+            print(f"{1e6 * cost['own']:.0f} us of the client's processor,", end=" ")
+            print(f"{1e6 * control:.0f} us of the control plane's", flush=True)
             for client in range(CLIENTS):
                 crowd.tell(client, str(seconds))
             time.sleep(seconds / 10)
