@@ -33,9 +33,9 @@ CALLS = 3 * 500 + 300 + 9 * 500
 CLIENT = """
 import json, os, statistics, sys, time
 import distributed, numpy as np, pathways_lab as pw
+connect = pw.connect
 with distributed.Client(sys.argv[1]) as dask: dask.wait_for_workers(int(os.environ["COUNT"]))
 def say(**what): print(json.dumps(what), flush=True)
-connect = pw.connect
 begun = time.monotonic()
 lab = connect(sys.argv[1])
 say(connected=time.monotonic() - begun, islands=len(lab.islands))
@@ -86,6 +86,15 @@ for order in sys.stdin:
 """
 
 
+LISTENS = """
+import socket, time
+while True:
+    try: socket.create_connection(("sched", 8786)).close(); break
+    except OSError: time.sleep(0.05)
+"""
+"""Dask's workers would wait for a scheduler that starts beside them for up to ten seconds."""
+
+
 def imports(count: int) -> float:
     """Seconds in which so many processes import JAX and Dask, as many at a time as processors."""
     cores = os.cpu_count() or 1
@@ -106,6 +115,7 @@ class Crowd:
         self.begun = time.monotonic()
         self._group = Group(self.machines)
         self._clients: list[subprocess.Popen[str]] = []
+        self.machines["note"].run(sys.executable, "-c", LISTENS)
         for name in self._names:
             self.work(name)
 
