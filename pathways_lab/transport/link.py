@@ -65,8 +65,8 @@ _ASK = "\0ask"
 """The same: is anybody there, and what does the clock say; asked at this time."""
 _TELL = "\0tell"
 """The answer: that time, and the clock."""
-_READ_BUDGET = 256 << 10
-"""Bytes read from one link before the others get their turn: over TLS a millisecond or two."""
+_READ_BUDGET = 64 << 10
+"""Bytes read from one link before the others get their turn: some 0.1 ms over TLS."""
 
 
 def _bare(error: _E) -> _E:

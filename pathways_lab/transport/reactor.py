@@ -528,20 +528,21 @@ class Reactor:
         if events & selectors.EVENT_READ:
             self._read(link)
 
-    def _read(self, link: Link) -> bool:
-        """Take in what has come over a link; whether that was anything."""
+    def _read(self, link: Link) -> None:
+        """Take in what has come over a link, in one turn of it."""
         came = self._taken(link, link.receive) if link in self._links else None
         if came is None:
-            return False
+            return
         self.admit(link, came if self.trouble is None else self.trouble.on_the_way(link, came))
         if link in self._links and link.hidden:
             self.call_soon(self._read, link)
-        return bool(came)
 
     def _broke(self, link: Link, reason: str) -> None:
         """Nothing more can be written: close it when what came before is delivered."""
-        while self._read(link):
-            pass
+        heard = -1.0
+        while link in self._links and heard != link.heard:
+            heard = link.heard
+            self._read(link)
         self._close_link(link, reason)
 
     def admit(self, link: Link, messages: list[Message]) -> None:
