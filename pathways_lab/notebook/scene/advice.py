@@ -348,16 +348,20 @@ def _shared(scene: Scene, start: float, end: float) -> dict[tuple[str, str], tup
     left, right, tops, whats = (bars[name][gangs] for name in ("left", "right", "top", "what"))
     of = np.array(clients)[whats]  # also before what is shown: it may wait for all of that
     waits = _waiting(scene, moments + scene.origin)
-    begun: dict[str, float] = {}  # of what devices compute now
-    for _, _, since, what in scene.running():
-        begun[what.client] = min(begun.get(what.client, math.inf), since - scene.origin)
+    now = [
+        (what.client, scene.drawn_at(lane), since - scene.origin)
+        for lane, _, since, what in scene.running()
+    ]
     took = np.maximum(np.minimum(right, end) - np.maximum(left, start), 0.0)
     found: dict[tuple[str, str], tuple[float, str]] = {}
     for client, waiting in waits.items():
         for other in {*of.tolist()} - {client, ""}:
             shared = np.intersect1d(tops[of == client], tops[of == other])
             here = (of == other) & np.isin(tops, shared)
-            busy = _within(moments, left[here], right[here]) | (moments >= begun.get(other, np.inf))
+            ours = (since for who, row, since in now if who == other
+                    and row is not None and np.any(np.abs(shared - row) < 0.5))  # fmt: skip
+            begun = min(ours, default=math.inf)
+            busy = _within(moments, left[here], right[here]) | (moments >= begun)
             each = zip(names, np.bincount(whats[here], took[here]).tolist(), strict=False)
             found[client, other] = float(np.mean(waiting & busy)), _most(each)
     return found
