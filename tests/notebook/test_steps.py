@@ -71,6 +71,18 @@ def test_calls_that_go_as_one_run_are_counted_one_by_one() -> None:
     assert PANELS["queues"](scene, end).note.startswith(f"last {len(drawn)} calls of f · ")
 
 
+def test_operations_between_calls_are_not_what_repeats_within_a_run() -> None:
+    cluster, end, nodes = Cluster(islands=1, devices=1), 0.0, ("f", "f", *["(slice)"] * 3)
+    steps = [[False, node, 0, 8, [], ""] for node in nodes]
+    cluster.records.append(Event("plan", 0.0, args={"plan": "k", "steps": steps}))
+    for run in range(1, 6):
+        cluster.records.append(Event("submitted", end, run=run, program="p", args={"plan": "k"}))
+        for step, node in enumerate(nodes):
+            end = cluster.gang(0, run, step, "p", node, "", end, 0.02, end)
+    note = PANELS["queues"](scene_at(cluster.in_order(), end), end).note
+    assert note.startswith("last 2 runs of p, each with 2 × f · ")
+
+
 def test_the_time_that_is_to_come_is_veiled_from_a_mark_on() -> None:
     records = training(6)
     begun = starts(records)

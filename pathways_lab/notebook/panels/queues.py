@@ -28,7 +28,7 @@ from pathways_lab.notebook.scene.awaited import (
 )
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number, parts
-from pathways_lab.notebook.scene.palette import INK, PAINTS, family, ink_on
+from pathways_lab.notebook.scene.palette import INK, PAINTS, family, ink_on, is_between
 from pathways_lab.notebook.scene.plot import (
     ARROWS,
     BOXES,
@@ -167,7 +167,8 @@ def _shown(scene: Scene) -> str:
     count = sum(map(len, flows))
     if count > len(runs) and any({*program.split(", ")} & {*nodes} for nodes in flows):
         return f"last {count} calls of {program} · "
-    ((node, most),) = Counter(flows[-1]).most_common(1) or [("", 0)]
+    functions = Counter(node for node in flows[-1] if not is_between(node))
+    ((node, most),) = functions.most_common(1) or [("", 0)]
     each = f", each with {most} × {node}" if most > 1 else ""
     return f"last {len(runs)} runs of {program}{each} · "
 
