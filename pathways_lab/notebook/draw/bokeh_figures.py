@@ -113,6 +113,9 @@ class Figures:
         for layer in plot.layers:
             self._draw(shown, layer)
         self._frames(shown, plot)
+        for renderer in shown.renderers:
+            # Nothing is selected by Bokeh: a page would update a third of its glyphs for nothing.
+            renderer.update(selection_glyph=None, nonselection_glyph=None, muted_glyph=None)
         shown.add_layout(
             Label(
                 name=f"{plot.name}-empty", x=Node.frame.center, y=Node.frame.center,

@@ -33,7 +33,9 @@ class Head {
   // header: as it came *age* seconds ago.
   show(header, age) {
     // Lines that were there once stay: what is below must not move under the pointer.
-    for (const part of this.parts) part.style.minHeight = `${part.offsetHeight}px`;
+    // All are read before any is set, since each reading after a setting lays the page out again.
+    const heights = this.parts.map((part) => part.offsetHeight);
+    this.parts.forEach((part, n) => (part.style.minHeight = `${heights[n]}px`));
     this.title.textContent = header.title;
     // What was asked for is under way until the lab says how it ended.
     const state = this.cancelled && header.actions.includes("cancel") ? "cancelling" : header.state;
