@@ -10,14 +10,12 @@ The numbers mean something on idle processors only: all machines share those of 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from tests.machines.bench import Machines
-from tests.machines.group import Group
+from tests.machines.group import Group, hear, tell
 
 COMMON = """
 import json, os, sys, time
@@ -72,33 +70,17 @@ class Bench:
         self._group = Group(self.machines)
         for machine, island in (("one", "west"), ("two", "east")):
             self._group.worker(machine, "--devices", "2", "--island", island)
-        self._clients = {
+        self.clients = {
             "ann": self._group.client("ann", CALLS),
             "bob": self._group.client("bob", BULK, BYTES=str(size)),
         }
-        for client in self._clients:
-            self.hear(client)
-
-    def tell(self, client: str, order: str) -> None:
-        into = self._clients[client].stdin
-        assert into
-        into.write(f"{order}\n")
-        into.flush()
-
-    def hear(self, client: str) -> dict[str, Any]:
-        answers = self._clients[client].stdout
-        assert answers
-        for line in answers:
-            if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
-            print(client, line, end="", flush=True)
-        raise RuntimeError(f"{client} has ended")
+        for client in self.clients.values():
+            hear(client)
 
     def calls(self, seconds: float) -> list[float]:
         """Seconds that each of the calls took."""
-        self.tell("ann", str(seconds))
-        took: list[float] = self.hear("ann")["took"]
+        tell(self.clients["ann"], str(seconds))
+        took: list[float] = hear(self.clients["ann"])["took"]
         return took
 
     def close(self) -> None:
@@ -108,13 +90,14 @@ class Bench:
 
 def measure(bench: Bench, kind: str, turns: int, seconds: float) -> None:
     """Print the ratio of calls beside transfers of a kind to calls alone."""
+    bob = bench.clients["bob"]
     alone, beside, rates = [], [], []
     for _ in range(turns):
         alone.append(bench.calls(seconds))
-        bench.tell("bob", f"{kind} {seconds + 1}")
-        bench.hear("bob")
+        tell(bob, f"{kind} {seconds + 1}")
+        hear(bob)
         beside.append(bench.calls(seconds))
-        rates.append(bench.hear("bob")["rate"])
+        rates.append(hear(bob)["rate"])
     pairs = [
         statistics.median(b) / statistics.median(a) for a, b in zip(alone, beside, strict=True)
     ]

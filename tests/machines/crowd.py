@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.machines.bench import Machines
-from tests.machines.group import Group
+from tests.machines.group import Group, hear, tell
 
 CLIENTS = 3
 CALLS = 3 * 500 + 300 + 9 * 500
@@ -114,7 +113,7 @@ class Crowd:
         self.machines = Machines(("sched", "note", *self._names), folder)
         self.begun = time.monotonic()
         self._group = Group(self.machines)
-        self._clients: list[subprocess.Popen[str]] = []
+        self.clients: list[subprocess.Popen[str]] = []
         self.machines["note"].run(sys.executable, "-c", LISTENS)
         for name in self._names:
             self.work(name)
@@ -127,26 +126,8 @@ class Crowd:
         """One more client, with slices on these islands; how long it took to connect."""
         names = ",".join(self._names[number] for number in islands)
         environment = {"COUNT": str(len(self._names)), "ISLANDS": names}
-        self._clients.append(self._group.client("note", CLIENT, **environment))
-        return self.hear(-1)
-
-    def tell(self, client: int, order: str) -> None:
-        """An order to a client."""
-        into = self._clients[client].stdin
-        assert into
-        into.write(f"{order}\n")
-        into.flush()
-
-    def hear(self, client: int) -> dict[str, Any]:
-        """The next answer of a client; other lines are shown."""
-        answers = self._clients[client].stdout
-        assert answers
-        for line in answers:
-            if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
-            print("   ", line.rstrip()[:200], flush=True)
-        raise RuntimeError("a client has ended")
+        self.clients.append(self._group.client("note", CLIENT, **environment))
+        return hear(self.clients[-1])
 
     def busy(self) -> float:
         """Seconds of a processor that the control plane has taken so far."""
@@ -181,21 +162,21 @@ def measure(count: int, seconds: float) -> list[str]:
             for number in range(1, CLIENTS):
                 print(f"client {number + 1} connected in {crowd.join(number)['connected']:.2f} s")
             busy = crowd.busy()
-            crowd.tell(0, "cost")
-            cost = crowd.hear(0)
+            tell(crowd.clients[0], "cost")
+            cost = hear(crowd.clients[0])
             control = (crowd.busy() - busy) / CALLS
             print(f"a call on one island: {1e6 * cost['pipelined']:.0f} us pipelined,", end=" ")
             print(f"{1e3 * cost['waited']:.2f} ms waited for;", end=" ")
             print(f"{1e6 * cost['own']:.0f} us of the client's processor,", end=" ")
             print(f"{1e6 * control:.0f} us of the control plane's", flush=True)
             for client in range(CLIENTS):
-                crowd.tell(client, str(seconds))
+                tell(crowd.clients[client], str(seconds))
             time.sleep(seconds / 10)
             victim = f"m{last}"
             crowd.machines.kill(victim)
             crowd.machines.boot(victim)
             crowd.work(victim)
-            done = [crowd.hear(client) for client in range(CLIENTS)]
+            done = [hear(client) for client in crowd.clients[:CLIENTS]]
         finally:
             crowd.close()
     print(f"{victim} was lost and came back: {done}", flush=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tests.machines.bench import ROOT, Machines
 
@@ -58,6 +59,26 @@ class Group:
         """Close the logs; processes end with their machines."""
         for log in self._logs:
             log.close()
+
+
+def tell(client: subprocess.Popen[str], order: str) -> None:
+    """Write an order to a client."""
+    into = client.stdin
+    assert into
+    into.write(f"{order}\n")
+    into.flush()
+
+
+def hear(client: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next answer of a client; other lines are shown."""
+    answers = client.stdout
+    assert answers
+    for line in answers:
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+        print("   ", line.rstrip()[:200], flush=True)
+    raise RuntimeError("a client has ended")
 
 
 def lines_of(section: str, language: str) -> str:
