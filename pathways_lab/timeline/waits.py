@@ -467,11 +467,8 @@ class Waits:
         for end in ends:
             yield INPUT, begun, end
         for maker, step in self._flows.sources(gang.run, gang.step):
-            arrival = (
-                self._runs[maker].arrived.get(gang.host, {}).get(step)
-                if maker in self._runs
-                else None
-            )
+            moved = self._runs.get(maker)
+            arrival = moved.arrived.get(gang.host, {}).get(step) if moved else None
             if arrival is not None and arrival.end <= start:
                 yield TRANSFER, arrival.start, arrival.end
                 yield INPUT, begin, arrival.start

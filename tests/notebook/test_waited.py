@@ -18,7 +18,7 @@ from pathways_lab.notebook.scene.awaited import (
 )
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.header import Header
-from pathways_lab.notebook.scene.scene import MARKS, RUNS, UNKNOWN
+from pathways_lab.notebook.scene.scene import MARKS, RUNS, UNKNOWN, Scene
 from pathways_lab.notebook.scene.text import NAMED, card, wait_card
 from pathways_lab.notebook.view.picture import Picture, Wanted
 from pathways_lab.timeline.log import Timeline
@@ -173,6 +173,20 @@ def test_results_are_followed_through_transfers_and_no_further() -> None:
     assert users(scene, 1, 2) == [(1, 3)], "of a transfer"
     assert sources(scene, 1, 3) == [(1, 0)]
     assert users(scene, 1, -1) == sources(scene, 1, -1) == users(scene, 2, 0) == []
+
+
+def test_a_value_that_is_moved_again_and_again_is_followed_to_its_maker() -> None:
+    records: list[Record] = [
+        Event("plan", 0.0, args={"plan": "f", "steps": [[False, "f", 0, 8, [], "", [], [0]]]}),
+        Event("plan", 0.0, args={"plan": "t", "steps": [[True, "", 0, 8, [], "", [0], [0]]]}),
+    ]
+    for run in range(1, 2000):
+        args = {"plan": "f" if run == 1 else "t", "reads": [run - 1], "makes": [run]}
+        records.append(Event("submitted", 0.0, run=run, program="p", args=args))
+    scene = Scene(0.0)
+    for record in records:
+        scene.flows.add(record)
+    assert sources(scene, 1999, 0) == [(1, 0)]
 
 
 def calls(*nodes: str) -> list[Record]:

@@ -149,8 +149,8 @@ def why(scene: Scene, gang: Gang, host: str, state: str) -> str:
         return "it computes"
     node, made = missing(scene, gang, host)
     if made is not None:
-        state = f" ({made.placed}), which is {made.state}" if made.places else ", without a place"
-        return f"waits for {node}{state}"
+        where = f" ({made.placed}), which is {made.state}" if made.places else ", without a place"
+        return f"waits for {node}{where}"
     if node:
         return f"waits for the bytes of {node}"
     if state == "launched":

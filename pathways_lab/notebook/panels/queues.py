@@ -211,11 +211,11 @@ def _lines(
         for row, client in at.items() for before, after in pairwise(clients[client])
     ]  # fmt: skip
     rooms = np.array([until - since for _, since, until, _ in waits]) / (end - start)
-    fits = [(*waits[n][:3], (waits[n][3], float(rooms[n]))) for n in _widest(rooms)]
+    fits = _widest(rooms)
     return {
-        "x": [(since + until) / 2 for _, since, until, _ in fits],
-        "y": [row - 0.17 for row, _, _, _ in fits],
-        **_fitted([words for _, _, _, words in fits]),
+        "x": [(waits[n][1] + waits[n][2]) / 2 for n in fits],
+        "y": [waits[n][0] - 0.17 for n in fits],
+        **_fitted([(waits[n][3], float(rooms[n])) for n in fits]),
     }
 
 

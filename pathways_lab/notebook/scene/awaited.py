@@ -69,31 +69,39 @@ class ClientWait(NamedTuple):
 
 def sources(scene: Scene, run: int, step: int) -> list[GangKey]:
     """The computations that make the inputs of a step, in its run and in others."""
-    flow = scene.flows.run(run)
-    if not 0 <= step < len(flow):
-        return []
-    before = [(run, n) for n in flow[step].after] + scene.flows.sources(run, step)
-    return _computations(scene, before, sources)
+    flows = scene.flows
+
+    def before(run: int, step: int) -> list[GangKey]:
+        return [(run, n) for n in flows.run(run)[step].after] + flows.sources(run, step)
+
+    return _computations(scene, run, step, before)
 
 
 def users(scene: Scene, run: int, step: int) -> list[GangKey]:
     """The computations that use the results of a step, in its run and in others."""
-    flow = scene.flows.run(run)
-    if not 0 <= step < len(flow):
-        return []
-    after = [(run, n) for n in range(step + 1, len(flow)) if step in flow[n].after]
-    return _computations(scene, after + scene.flows.users(run, step), users)
+    flows = scene.flows
+
+    def after(run: int, step: int) -> list[GangKey]:
+        flow = flows.run(run)
+        here = [(run, n) for n in range(step + 1, len(flow)) if step in flow[n].after]
+        return here + flows.users(run, step)
+
+    return _computations(scene, run, step, after)
 
 
 def _computations(
-    scene: Scene, steps: list[GangKey], beyond: Callable[[Scene, int, int], list[GangKey]]
+    scene: Scene, run: int, step: int, near: Callable[[int, int], list[GangKey]]
 ) -> list[GangKey]:
-    """Some steps, and in the place of transfers what is *beyond* them."""
-    found: list[GangKey] = []
-    for run, step in steps:
-        moves = scene.flows.run(run)[step].transfer
-        found += beyond(scene, run, step) if moves else [(run, step)]
-    return list(dict.fromkeys(found))
+    """The computations next to a step, and those next to transfers that are next to it."""
+    found: dict[GangKey, None] = {}
+    asked = near(run, step)[::-1] if 0 <= step < len(scene.flows.run(run)) else []
+    while asked:
+        key = asked.pop()
+        if scene.flows.run(key[0])[key[1]].transfer:
+            asked += near(*key)[::-1]
+        else:
+            found[key] = None
+    return list(found)
 
 
 class Made(NamedTuple):
