@@ -236,12 +236,16 @@ def _unplaced(scene: Scene) -> Iterator[Gang]:
 
 def needed(scene: Scene) -> dict[Lane, str]:
     """The values that the next gangs of devices have not got, by the nodes that make them."""
-    found = {lane: missing(scene, gang, lane.host) for lane, gang in nexts(scene).items()}
-    return {
-        lane: f"needs {node}" if made else f"receives {node}"
-        for lane, (node, made) in found.items()
-        if node
-    }
+    out: dict[Lane, str] = {}
+    told: dict[tuple[int, int, str], str] = {}  # the devices of a host need the same
+    for lane, gang in nexts(scene).items():
+        key = gang.run, gang.step, lane.host
+        if key not in told:
+            node, made = missing(scene, gang, lane.host)
+            told[key] = node and (f"needs {node}" if made else f"receives {node}")
+        if told[key]:
+            out[lane] = told[key]
+    return out
 
 
 def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
