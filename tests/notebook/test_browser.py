@@ -295,6 +295,36 @@ def test_it_follows_the_theme(moving: Page, tmp_path: Path) -> None:
     assert len(set(lines)) == 1, "there is room for all buttons in a line of their own"
 
 
+def test_a_picture_has_a_browser_work_out_styles_a_few_times_and_not_for_each_mark(
+    moving: Page,
+) -> None:
+    """BokehJS writes a style sheet for each renderer that it paints, and then reads one."""
+    session = moving.page.context.new_cdp_session(moving.page)
+    session.send("Performance.enable")
+
+    def styles() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(float(m["value"]) for m in metrics if m["name"] == "RecalcStyleCount")
+
+    def pictures() -> int:
+        return int(moving.page.evaluate("() => window.pictures_"))
+
+    moving.page.evaluate(
+        """() => {
+          window.pictures_ = 0;
+          const shown = document.querySelector(".pathways-lab").pathwaysDocument;
+          const range = shown.get_model_by_name("queues-open");
+          range.properties.data.change.connect(() => window.pictures_++);
+        }"""
+    )
+    until(pictures)
+    before, drawn = styles(), pictures()
+    until(lambda: pictures() >= drawn + 6)
+    each = (styles() - before) / (pictures() - drawn)
+    session.detach()
+    assert each < 22, "11, and 36 with BokehJS as it is"
+
+
 CONTRAST = """() => {
   const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
   const light = (colour, on) => {

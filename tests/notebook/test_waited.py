@@ -371,3 +371,26 @@ def test_a_client_that_waits_for_little_has_no_lane() -> None:
     scene = picture(cluster.records, now=2.0).scene
     assert len(client_waits(scene, 0.0, 2.0)["kernel-1"]) == 3
     assert "client" not in PANELS["queues"](scene, 2.0).groups.values()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waited of late", "never waited"])
+def test_the_lane_of_a_client_that_waits_now_and_then_comes_and_goes_with_no_step(
+    waits: bool,
+) -> None:
+    """It calls four times ahead, 0.2 s each, and waits for all: two steps are shown."""
+    cluster, now, called, shown = Cluster(1), 0.0, 0.0, []
+    scene, done = Scene(0.0, stepwise=True), len(cluster.records)
+    scene.add(cluster.records, now)
+    of: dict[str, Any] = {"program": "p", "client": "kernel-1"}
+    for n in range(32):
+        called = now if waits and n % 4 == 0 else called
+        cluster.records.append(Event("submitted", called, run=n + 1, **of))
+        now = cluster.gang(0, n + 1, 0, "p", "f", "", now, 0.2, now)
+        cluster.records.append(Event("finished", now, run=n + 1, **of))
+        scene.add(sorted(cluster.records[done:], key=known_order), now)
+        done = len(cluster.records)
+        if n >= 8:
+            assert scene.shown is not None
+            assert len(scene.shown.runs) <= 3
+            shown.append("client" in PANELS["queues"](scene, now).groups.values())
+    assert shown == [waits] * len(shown)

@@ -28,6 +28,7 @@ from pathways_lab.notebook.scene.awaited import (
 )
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number, parts
+from pathways_lab.notebook.scene.lanes import STEADY
 from pathways_lab.notebook.scene.palette import INK, PAINTS, family, ink_on, is_between
 from pathways_lab.notebook.scene.plot import (
     ARROWS,
@@ -176,15 +177,21 @@ def _shown(scene: Scene) -> str:
 def _clients(scene: Scene, now: float) -> dict[str, list[ClientWait]]:
     """The clients that wait for long, and from when to when: first that which waits longest.
 
-    Where runs are many, only the newest are remembered, and it is a share of their time.
+    Where runs are many, only the newest are remembered, and it is a share of their time.  One that
+    waited for long in the last seconds keeps its lane: with one that waits at every fourth step
+    the panel would be higher and lower all the time.
     """
     start, end = scene.elapsed(now)
     known = min([run.submitted for run in scene.runs.values()], default=0.0) - scene.origin
     start = min(max(start, known), end)
     waits = client_waits(scene, start, end)
-    sums = {client: sum(w.end - w.start for w in each) for client, each in waits.items()}
+    sums: dict[str, float] = {}
+    for since in (start, min(start, max(known, end - STEADY))):
+        for client, each in client_waits(scene, since, end).items():
+            share = sum(wait.end - wait.start for wait in each) / (end - since)
+            sums[client] = max(share, sums.get(client, 0.0))
     longest = sorted(sums, key=lambda client: -sums[client])[:CLIENTS]
-    return {client: waits[client] for client in longest if sums[client] > LONG * (end - start)}
+    return {client: waits.get(client, []) for client in longest if sums[client] > LONG}
 
 
 def _boxes(clients: dict[str, list[ClientWait]], at: dict[float, str]) -> Growing:

@@ -174,6 +174,18 @@ function apply(document, { data, set }) {
   for (const [name, columns] of data) document.get_model_by_name(name).data = { ...columns };
 }
 
+// Painting writes the style sheet of each renderer, mostly as it was, and then asks for a computed
+// style: a browser worked all of them out anew for each of some hundred times a picture.
+function unforced(Bokeh) {
+  const sheet = Bokeh.require("core/dom").InlineStyleSheet.prototype;
+  const update = sheet._update;
+  if (!update || sheet.unforced_) return;
+  sheet.unforced_ = true;
+  sheet._update = function (css) {
+    if (this.el.textContent !== css) update.call(this, css);
+  };
+}
+
 // How long a page rests (milliseconds) after a drawing that took so long.
 function rested(took) {
   if (took <= 0) return 0;
@@ -240,6 +252,7 @@ class Feed {
   }
 
   load(json) {
+    unforced(this.Bokeh);
     return this.Bokeh.require("document").Document.from_json(json);
   }
 

@@ -82,6 +82,8 @@ class View {
       this.fit();
       if (feed.header && !feed.frozen) this.frame();
       // Figures that were measured in a moment without styles, as a theme changes, have no size.
+      if (this.body.clientWidth === this.wide) return; // figures have made themselves higher
+      this.wide = this.body.clientWidth;
       for (const root of this.placed?.roots() ?? []) feed.Bokeh.index.find_one(root)?.invalidate_layout();
     }));
     this.size.observe(this.body);
