@@ -106,8 +106,11 @@ def random_numbers(on: Stage) -> str:
     return "the same"
 
 
-@check
-def training(on: Stage) -> str:
+Step = Callable[[Any, Any], Any]
+
+
+def trained(jitted: Callable[[Step], Step], put: Callable[[Any], Any]) -> list[float]:
+    """The losses of 30 steps.  jitted: the step, compiled.  put: a tree on its devices."""
     adam = optax.adam(1e-3)
 
     def step(state: Any, x: Any) -> Any:
@@ -125,20 +128,28 @@ def training(on: Stage) -> str:
 
     rng = np.random.default_rng(0)
     own = [rng.normal(size=(256, 256)).astype("f4") / 16 for _ in range(8)]
-    state, x = (
-        (own, jax.tree.map(np.asarray, adam.init(own))),
-        rng.normal(size=(64, 256)).astype("f4"),
-    )
-    ours, plain = pw.jit(step, on=on.s, donate_argnums=0), jax.jit(step)
-    mine, theirs = pw.device_put(state, on.s), state
-    found, expected = [], []
+    x = rng.normal(size=(64, 256)).astype("f4")
+    state, compiled, losses = put((own, jax.tree.map(np.asarray, adam.init(own)))), jitted(step), []
     for _ in range(30):
-        (mine, a), (theirs, b) = ours(mine, x), plain(theirs, x)
-        found.append(a)
-        expected.append(b)
-    same(found, expected, rtol=1e-5)
-    equal = [float(np.asarray(a)) for a in found] == [float(b) for b in expected]
-    return f"30 losses, {'to the bit' if equal else 'within 1e-5'}, last {float(expected[-1]):.5f}"
+        state, loss = compiled(state, x)
+        losses.append(loss)
+    return [float(np.asarray(loss)) for loss in losses]
+
+
+def compared(found: list[float], expected: list[float]) -> str:
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    equal = found == expected
+    return f"30 losses, {'to the bit' if equal else 'within 1e-5'}, last {expected[-1]:.5f}"
+
+
+def donating(step: Step) -> Step:
+    return jax.jit(step, donate_argnums=0)
+
+
+@check
+def training(on: Stage) -> str:
+    ours = trained(lambda f: pw.jit(f, on=on.s, donate_argnums=0), lambda v: pw.device_put(v, on.s))
+    return compared(ours, trained(donating, jax.device_put))
 
 
 @check
@@ -296,6 +307,36 @@ def devices_are_busy_when_they_compute(on: Stage) -> str:
         f"{len(found)} products of {n}: {1e3 * wall:.1f} ms, plain JAX {1e3 * alone:.1f} ms; busy "
         f"{1e3 * busy:.1f} ms of {1e3 * span:.1f}; {on.lab.timeline.waits()}"
     )
+
+
+def products(n: int) -> float:
+    """Seconds of a hundred chained products by JAX, where it computes now."""
+    product = jax.jit(lambda v: jnp.tanh(v @ v))
+    v = jax.block_until_ready(product(jnp.eye(n, dtype=jnp.float32)))
+    begun = time.perf_counter()
+    for _ in range(100):
+        v = product(v)
+    jax.block_until_ready(v)
+    return time.perf_counter() - begun
+
+
+@check
+def jax_itself_through_the_door(on: Stage) -> str:
+    n = 4096 if on.large > 1 << 24 else 256
+    expected, alone = trained(donating, jax.device_put), products(n)
+    drawn = np.asarray(jax.random.normal(jax.random.key(5), (1000,)))
+    handle = pw.jit(lambda v: v * 2, on=on.s)(np.arange(8, dtype="f4"))
+    with on.lab.open_door() as door:
+        (device,) = door.devices[:1]
+        told = f"{device.platform} {device.device_kind}; "
+        told += compared(trained(donating, jax.device_put), expected)
+        same(jax.random.normal(jax.random.key(5), (1000,)), drawn)
+        same(jnp.mean(handle), np.float32(7))
+        same(jax.grad(lambda v: (v**3).sum())(jnp.arange(4.0)), 3 * np.arange(4.0, dtype="f4") ** 2)
+        x = np.array([3.0, 1.0], "f4")
+        same(jax.jit(lambda v: jax.pure_callback(np.sort, v, v) + 1)(x), np.sort(x) + 1)
+        through = products(n)
+    return f"{told}; 100 products of {n}: {1e3 * through:.1f} ms, plain JAX {1e3 * alone:.1f} ms"
 
 
 @check
