@@ -212,7 +212,8 @@ def test_a_host_that_is_late_is_named_in_place_of_a_remedy_for_pipelines():
     assert advice(found, 6.0) == (
         "island0/host1 is up to 300 ms late beside the others of its gang: f takes it up to 300 ms"
         " longer each time, and the rest of island0 waits 25 % of the time for it;"
-        " lab.stacks('island0/host1') shows its work, a slice of other hosts would not wait for it"
+        " a slice without this host helps at once, and lab.stacks('island0/host1') shows what slows"
+        " it"
     )
 
 
@@ -400,10 +401,10 @@ def test_a_client_that_waits_while_its_devices_compute_for_another_one_is_named(
     found.add(sorted(records, key=known_order), 4.1)
     said = advice(found, 4.1)
     told = (
-        "devices compute f for ann while bob waits for its turn, 88 % of the time: lab.policy can"
+        "devices compute f for ann while bob waits for its turn, 88 % of the time: in ann,"
+        " pw.jit(window=0.0) or pw.program(window=0.0) queue no work ahead and let bob in after one f"
     )
     assert said.startswith(told) == same
-    assert ("in ann, pw.program(window=0.0) or pw.jit(window=0.0) queue no work" in said) == same
 
 
 @pytest.mark.parametrize("same", [True, False])

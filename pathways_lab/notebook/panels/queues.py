@@ -115,9 +115,9 @@ def plot(scene: Scene, now: float) -> Plot:
         name="queues",
         title="Device queues",
         note=_shown(scene) + NOTE,
-        height=max(60, round(each * (end + 0.5))),
+        height=max(60, round(each * (end + 0.65))),
         x=scene.range(now),
-        y=(-0.6, max(end, 0.5) + 0.1),
+        y=(-0.75, max(end, 0.5) + 0.1),
         layers=(
             Layer(
                 "queues-waits",

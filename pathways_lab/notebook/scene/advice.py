@@ -237,8 +237,8 @@ def _late(host: str, by: float, *more: str) -> str:
     told = ", and ".join(filter(None, more))
     return (
         f"{host} is up to {duration(by, 2)} late beside the others of its gang"
-        f"{told and f': {told}'}; lab.stacks({host!r}) shows its work, a slice of other hosts"
-        " would not wait for it"
+        f"{told and f': {told}'}; a slice without this host helps at once, and"
+        f" lab.stacks({host!r}) shows what slows it"
     )
 
 
@@ -329,9 +329,9 @@ def _in_turn(scene: Scene, client: str, other: str, start: float, end: float) ->
     what = f"{function}{line_of(scene, function)} " if function else ""
     return (
         f"devices compute {what}for {other} while {client} waits for its turn,"
-        f" {100 * share:.0f} % of the time: lab.policy can prefer {client}; in {other},"
-        f" pw.program(window=0.0) or pw.jit(window=0.0) queue no work ahead and let {client} in"
-        " sooner; a slice on other devices spares it the wait"
+        f" {100 * share:.0f} % of the time: in {other}, pw.jit(window=0.0) or"
+        f" pw.program(window=0.0) queue no work ahead and let {client} in after one"
+        f" {function or 'computation'}; a slice on other devices spares it the wait"
     )
 
 
