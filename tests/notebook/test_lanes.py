@@ -188,7 +188,7 @@ def test_those_that_go_on_are_not_late_where_one_host_has_ended() -> None:
 def test_a_straggler_is_seen_before_it_ends() -> None:
     records = late(training(1, islands=1, hosts=2), "island0/host1", 3.0)
     scene = scene_of(records, 0.5)
-    assert names(scene) == ["s0 · 4 devices", "host1 ×4"]
+    assert names(scene) == ["host0 ×4", "host1 ×4"]
 
 
 def test_how_the_records_come_does_not_matter() -> None:
@@ -273,7 +273,7 @@ def test_slices_of_several_clients_are_not_named_by_their_numbers_alone() -> Non
 def test_a_lost_host_is_not_among_those_that_go_on() -> None:
     gone = Event("host-lost", 4.0, "island0", "island0/host1", args={"reason": "killed"})
     scene = scene_of([*training(1, islands=1, hosts=2), gone])
-    assert names(scene) == ["s0 · 4 devices", "host1 ×4"]
+    assert names(scene) == ["host0 ×4", "host1 ×4"]
 
 
 def test_causes_of_waiting_have_their_names_where_there_is_room() -> None:

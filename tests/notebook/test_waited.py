@@ -81,6 +81,28 @@ def test_a_wait_that_goes_on_says_so_and_is_found_again_when_it_has_ended() -> N
     )
 
 
+def test_a_wait_for_a_computation_that_itself_waited_for_a_transfer_says_so() -> None:
+    cluster, run = Cluster(), 1
+    of: dict[str, Any] = {"program": "p", "client": "kernel-1"}
+    steps = [
+        [False, "encode", 0, 8, [], ""], [True, "to 1", 1, 8, [0], ""],
+        [False, "decode", 1, 8, [1], ""], [True, "to 0", 0, 8, [2], ""],
+        [False, "encode", 0, 8, [3], ""],
+    ]  # fmt: skip
+    cluster.records.append(Event("plan", 0.0, args={"plan": "k", "steps": steps}))
+    cluster.records.append(Event("submitted", 0.0, run=run, args={"plan": "k"}, **of))
+    end = cluster.gang(0, run, 0, "p", "encode", "", 0.0, 0.1, 0.0)
+    moved = cluster.transfer(0, 1, run, 1, "p", "", end, 0.5)
+    end = cluster.gang(1, run, 2, "p", "decode", "", moved, 0.1, moved)
+    moved = cluster.transfer(1, 0, run, 3, "p", "", end, 0.1)
+    cluster.gang(0, run, 4, "p", "encode", "", moved, 0.1, moved)
+    told = dict(chosen(cluster.records, 0.4, 0.0).chosen)
+    assert told[""].endswith("for earlier computation")
+    assert told["behind"] == (
+        "decode on island1, which itself waited 500 ms of that for input transfer"
+    )
+
+
 def held(cause: str) -> list[Record]:
     """Two clients on one device: the second waits from 0.2 s to 0.5 s for some cause."""
     of: dict[str, Any] = {"run": 2, "program": "q", "client": "bob"}
@@ -327,8 +349,11 @@ def test_a_client_that_waits_for_long_has_a_lane_with_its_line(ahead: bool) -> N
     assert told["choices"].count(["its own work", ""]) == 2, "between two waits"
 
 
+@pytest.mark.parametrize("over", [True, False], ids=["over", "goes on"])
 @pytest.mark.parametrize("waited", [True, False])
-def test_a_loop_that_waited_for_each_call_of_a_program_waits_for_its_newest(waited: bool) -> None:
+def test_a_loop_that_waited_for_each_call_of_a_program_waits_for_its_newest(
+    waited: bool, over: bool
+) -> None:
     """Calls of q follow those of p at once, or when they have ended; the client waits for those of
     q, half a second each, or makes the next ones half of that time before."""
     cluster, line = Cluster(1), "cell.py:4: y.block_until_ready()"
@@ -338,14 +363,16 @@ def test_a_loop_that_waited_for_each_call_of_a_program_waits_for_its_newest(wait
         args = {"waited": line} if waited and n and n % 2 == 0 else {}
         asked = (n // 2 - 0.5 * (not waited)) / 2
         cluster.records.append(Event("submitted", asked, args=args, **of))
-        if n < 17:
+        if n < 17 or over:
             end = cluster.gang(
                 0, n + 1, 0, of["program"], "f", "", begun, 0.125 + 0.25 * (n % 2), asked
             )
             cluster.records.append(Event("finished", end, **of))
-    scene = picture(cluster.records, now=4.3).scene
-    waits = client_waits(scene, 0.0, 4.3).get("kernel-1", [])
-    assert [wait[1:] for wait in waits][-1:] == ([(pytest.approx(4.3), line)] if waited else [])
+    now = 4.55 if over else 4.3
+    scene = picture(cluster.records, now=now).scene
+    waits = client_waits(scene, 0.0, now).get("kernel-1", [])
+    until = 4.5 if over else now
+    assert [wait[1:] for wait in waits][-1:] == ([(pytest.approx(until), line)] if waited else [])
 
 
 def test_a_client_whose_runs_are_too_many_has_its_lane_for_those_that_are_remembered() -> None:

@@ -31,7 +31,7 @@ from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
 from pathways_lab.notebook.scene.spent import Spent, percents, spent
-from pathways_lab.timeline.bars import Bar
+from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.columns import Floats
 from pathways_lab.timeline.compiling import Making
 from pathways_lab.timeline.planned import RunSeen
@@ -142,9 +142,10 @@ def advice(scene: Scene, now: float) -> str:
     del times[""]  # all of them
     behind = scene.late(now) or scene.late(now, lately=True)
     moving = _moving(scene, start, end) if client else 0.0
-    # With an island that another computation holds up, "" where the cause is another one.
-    found: list[tuple[float, str, Callable[[], str]]] = [
-        (share, "", partial(_in_turn, scene, *pair, start, end))
+    # The share that it has, how busy its devices are, and an island that another computation holds
+    # up, "" where the cause is another one.
+    found: list[tuple[float, float, str, Callable[[], str]]] = [
+        (share, 0.0, "", partial(_in_turn, scene, *pair, start, end))
         for pair, (share, _) in _shared(scene, since, end).items()
         if share > WORTH
     ]
@@ -155,7 +156,7 @@ def advice(scene: Scene, now: float) -> str:
         first, remedy = _COMES_LATE
         first = first.format(calls.client, lined(calls.waited), program)
         if (idle := settled[island].nothing) > WORTH:
-            found.append((idle, "", partial(_told, first, remedy, island, times[island])))
+            found.append((idle, 0.0, "", partial(_told, first, remedy, island, times[island])))
     for island, time in times.items():
         lately = settled[island]
         late = _latest(scene, behind, end - start, island, now)
@@ -185,13 +186,19 @@ def advice(scene: Scene, now: float) -> str:
             tell = partial(_held_up, scene, start, island, cause, times)
         if max(share, lately.share(*WAITS)) > WORTH:
             other = island if cause == INPUT and not late else ""
-            found.append((share * _weight(cause), other, tell))
+            found.append((share * _weight(cause), time.busy, other, tell))
     if not found:
         return _late(*slow) if slow else _full(times)
-    _, other, said = max(found, key=itemgetter(0))
+    # Of what differs by less than is told, the island that is most idle in what is shown.
+    most = max(share for share, *_ in found)
+    alike = [each for each in found if each[0] > most - SEEN]
+    _, _, other, said = min(alike, key=itemgetter(1))
     if slow is None or not other:
         return said()
-    # That computation ends with its latest host.
+    # That computation ends with its latest host, and others wait for all of it.
+    bars = _newest(scene, start + scene.origin, other, WAITS.index(INPUT))
+    if slow[1] < WORTH * max((bar.busy for bar in bars), default=0.0):
+        return said()
     return _late(*slow, f"{other} waits for its results, too")
 
 
@@ -327,12 +334,36 @@ def _in_turn(scene: Scene, client: str, other: str, start: float, end: float) ->
     """The sentence about a client that waits while devices compute for another one."""
     share, function = _shared(scene, start, end).get((client, other), (0.0, ""))
     what = f"{function}{line_of(scene, function)} " if function else ""
+    remedy = (
+        f"in {other}, pw.jit(window=0.0) or pw.program(window=0.0) queue no work ahead and let"
+        f" {client} in after one {function or 'computation'}"
+        if _ahead(scene, client, other, start + scene.origin) > 1
+        else f"nothing interrupts a computation, so shorter ones of {other} let {client} in sooner"
+    )
+    used = {
+        bar.row for bar in scene.computed.bars.items
+        if bar.end > start + scene.origin and bar.client in (client, other)
+    }  # fmt: skip
+    free = [lane.island for lane, row in scene.rows.of.items() if row not in used]
+    where = f", for example on {free[0]}," if free else ""
     return (
         f"devices compute {what}for {other} while {client} waits for its turn,"
-        f" {100 * share:.0f} % of the time: in {other}, pw.jit(window=0.0) or"
-        f" pw.program(window=0.0) queue no work ahead and let {client} in after one"
-        f" {function or 'computation'}; a slice on other devices spares it the wait"
+        f" {100 * share:.0f} % of the time: {remedy}; {'a slice on ' * bool(free)}"
+        f"{'other' if free else 'more'} devices{where} spare{'s' * bool(free)} it the wait"
     )
+
+
+def _ahead(scene: Scene, client: str, other: str, since: float) -> float:
+    """The computations of another client that end while a run of a client waits, in the middle;
+    since: seconds on the records' clock."""
+    ended = {
+        (bar.run, bar.step): bar.end for bar in scene.computed.bars.items
+        if bar.kind == GANG and bar.client == other
+    }  # fmt: skip
+    runs = [run for run in scene.runs.values() if run.client == client and run.begun < math.inf]
+    waits = [(run.submitted, run.begun) for run in runs if run.begun > since]
+    counts = np.searchsorted(np.sort([*ended.values()]), np.array(waits or [(0.0, 0.0)]), "right")
+    return float(np.median(np.diff(counts)))
 
 
 def _shared(scene: Scene, start: float, end: float) -> dict[tuple[str, str], tuple[float, str]]:
@@ -412,7 +443,7 @@ def _latest(
     if not host or late[host] < LATE * shown:
         return None
     node, longer = scene.slowest(host, now)
-    words = f"{node}{line_of(scene, node)} takes it up to {duration(longer, 2)} longer each time"
+    words = f"{node}{line_of(scene, node)} takes it up to {duration(longer, 2)} longer"
     return host, late[host], words if longer > 0 else ""
 
 

@@ -288,7 +288,7 @@ def _until(before: RunSeen, after: RunSeen) -> float:
 def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[ClientWait]]:
     """By client, its waits for runs between two moments (seconds on the axis): it submitted the
     next run when that before it had ended.  A loop that waited for each call of a program waits
-    for the newest one."""
+    for the newest one, too."""
     found: dict[str, list[ClientWait]] = {}
     by_client: dict[str, list[RunSeen]] = {}
     for run in called(scene):
@@ -297,9 +297,9 @@ def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[Clien
         newest = runs[-1]
         waits = [(a.submitted, _until(a, b), b.waited) for a, b in pairwise(runs)]
         alike = [(_until(a, b), b) for a, b in pairwise(runs) if a.program == newest.program]
-        known = newest.ended is None and len(alike) >= CALLS
-        if known and all(until > -math.inf for until, _ in alike[-CALLS:]):
-            waits.append((newest.submitted, math.inf, alike[-1][1].waited))
+        if len(alike) >= CALLS and all(until > -math.inf for until, _ in alike[-CALLS:]):
+            over = math.inf if newest.ended is None else newest.ended
+            waits.append((newest.submitted, over, alike[-1][1].waited))
         for since, until, line in waits:
             begun, over = max(start, since - scene.origin), min(end, until - scene.origin)
             if begun < over:

@@ -66,14 +66,15 @@ class Fold(NamedTuple):
     def slices(self) -> set[int]:
         return {number for number, _ in self.used}
 
-    def label(self, lanes: Collection[Lane], whole: bool, numbered: bool) -> str:
+    def label(self, lanes: Collection[Lane], whole: bool, numbered: bool, host: str) -> str:
         """The name of a lane of these devices, as far as there is room.
 
-        whole: they are all of their hosts.  numbered: with the numbers of its slices.
+        whole: they are all of their hosts.  numbered: with the numbers of its slices.  host: the
+        one by which it is named, or "".
         """
         count = len(lanes)
         devices = f"{count} device{'s' * (count != 1)}"
-        name = short(self.apart)
+        name = short(host)
         if not name and numbered:
             name = ", ".join(f"s{own(number)}" for number in sorted(self.slices))
         if not name and not whole and count <= TOLD and len({lane.host for lane in lanes}) == 1:
@@ -340,6 +341,7 @@ class Alike:
         sizes = {row: len(lanes) for row, lanes in within.items()}
         hosts = Counter(lane.host for lane in rows.of)
 
+        differ = {fold.island for fold in folds.values() if fold.apart}
         slices = {number for fold in folds.values() for number in fold.slices}
         # Each client counts its own.
         numbered = len({number >> 32 for number in slices}) == 1 and min(slices) >= 0
@@ -349,8 +351,11 @@ class Alike:
             row = first[rows.of[lane]]
             alone = row in together or sizes[row] == 1
             lanes = within[row]
-            whole = sizes[row] == sum(hosts[host] for host in {lane.host for lane in lanes})
-            return (alone and rows.labels[row]) or folds[row].label(lanes, whole, numbered)
+            of = {lane.host for lane in lanes}
+            whole, fold = sizes[row] == sum(hosts[host] for host in of), folds[row]
+            beside = fold.island in differ and len(of) == 1
+            host = min(of) if beside else fold.apart
+            return (alone and rows.labels[row]) or fold.label(lanes, whole, numbered, host)
 
         found = arranged(rows.level, {lane: first[row] for lane, row in rows.of.items()}, label)
         drawn = {row: (found.of[members[row][0]], size / len(members[row]))

@@ -62,7 +62,7 @@ BINS = 1000
 WAITS = tuple(cause for cause in CAUSES if cause != NOTHING)
 """The causes that are drawn for a device that waits; nothing to do is an empty row."""
 
-UNKNOWN = "not known yet"
+UNKNOWN = "cause not known yet"
 
 MARKS = (*WAITS, UNKNOWN)
 """The marks of waiting, by kind: while a device waits its cause may not be known yet."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.kernel.line_index import source
 from pathways_lab.notebook.scene.advice import advice, lined
-from pathways_lab.notebook.scene.awaited import SAME, ahead, maker, sources, users, wait_at
+from pathways_lab.notebook.scene.awaited import SAME, Made, ahead, maker, sources, users, wait_at
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import NOBODY, number, parts
 from pathways_lab.notebook.scene.row_layout import short
@@ -41,6 +41,9 @@ from pathways_lab.timeline.waits import (
 
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
+
+MOST = 0.5
+"""Share of a wait from which on it is told what that was itself for."""
 
 APART = 1e-3
 """Seconds by which hosts may start a gang one after the other without a word."""
@@ -280,7 +283,7 @@ def _computation(scene: Scene, wait: Bar) -> tuple[str, str, float] | None:
     if cause in (INPUT, REPORT):
         until = wait.start if cause == REPORT else wait.end
         made = maker(scene, wait.run, wait.step, until) if wait.step >= 0 else None
-        return (made.told, made.line, made.gang) if made else None
+        return (made.told + _itself(scene, made, wait), made.line, made.gang) if made else None
     first = None
     if cause == ORDER and gang is not None:
         first = ahead(scene, gang, wait.end)
@@ -289,6 +292,19 @@ def _computation(scene: Scene, wait: Bar) -> tuple[str, str, float] | None:
     if first is None:
         return None
     return f"{first.node} of {first.client}", first.line, number(first.run, first.step)
+
+
+def _itself(scene: Scene, made: Made, wait: Bar) -> str:
+    """The cause for which the computation behind a wait itself waited for most of that time."""
+    sums: dict[int, float] = {}
+    for bar in reversed(scene.waited.bars.items):
+        if number(bar.run, bar.step) == made.gang:
+            both = min(bar.end, wait.end) - max(bar.start, wait.start)
+            sums[bar.kind] = max(both, sums.get(bar.kind, 0.0))
+    kind = max(sums, key=lambda kind: sums[kind], default=-1)
+    if kind < 0 or sums[kind] < MOST * (wait.end - wait.start):
+        return ""
+    return f", which itself waited {duration(sums[kind])} of that for {MARKS[kind]}"
 
 
 def _instead(scene: Scene, wait: Bar) -> Bar | None:
