@@ -522,3 +522,25 @@ def test_what_marks_mean_is_read_on_small_screens_too(name: str) -> None:
     marks, ends, _ = plot.note.partition("■ done")
     assert ends
     assert wide(plot.title, bold=True, size=13) + 14 + wide(marks + ends, size=13) < 600 - LEFT
+
+
+@pytest.mark.parametrize("name", ["graph", "messages", "planned", "queues"])
+@pytest.mark.parametrize("width", [200, 480, 1100])
+def test_words_overlap_at_no_width_of_a_page(name: str, width: int) -> None:
+    """A page picks the first of the ways to write a word that fits there, in any usual font."""
+    plot = panel(name, scene_at(training(2), 1.4), 1.4)
+    low, high = plot.x
+    lines: dict[tuple[float, str], list[tuple[float, float]]] = {}
+    for layer in plot.layers:
+        if layer.kind != "texts":
+            continue
+        columns = (layer.columns[each] for each in ("x", "y", "text", "room", "choices"))
+        for x, y, text, room, choices in zip(*columns, strict=True):
+            assert text in choices
+            word = next(each for each in choices if not each or wide(each) < room * width)
+            left = width * (x - low) / (high - low) - wide(word) / 2 * (layer.anchor != "start")
+            if word:
+                lines.setdefault((y, layer.anchor), []).append((left, left + wide(word)))
+    assert lines or width == 200
+    for line in lines.values():
+        assert all(a[1] <= b[0] for a, b in pairwise(sorted(line))), line

@@ -23,12 +23,14 @@ from pathways_lab.notebook.scene.plot import (
     FRAME,
     LINES,
     TEXTS,
+    WORD,
     Growing,
     Layer,
     Plot,
     blank,
-    fitted,
+    in_ways,
     put,
+    shorter,
 )
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import nothing
@@ -56,7 +58,6 @@ HOVER = (
     ("took", "@took"),
     ("critical path", "@critical"),
 )
-WORD = ("x", "y", "text", "ink")
 NODE = ("node", "state", "step", "line", "took", "critical", "fill", "edge", "gang", "left",
         "right", "top", "bottom", "alpha")  # fmt: skip
 EDGE = ("xs", "ys", "fill", "width", "about", "bytes")
@@ -183,7 +184,7 @@ def _empty(why: str) -> Plot:
         Layer("graph-edges", LINES, blank(EDGE), hover=EDGE_HOVER, alpha=0.6),
         *(_state_layer(state, blank(NODE)) for state in STATES),
         Layer("graph-words", TEXTS, blank(WORD)),
-        Layer("graph-names", TEXTS, blank(WORD[:3])),
+        Layer("graph-names", TEXTS, blank(WORD[:5])),
     )  # fmt: skip
     return Plot("graph", "Program graph", 52, (-0.6, 5.6), (-0.5, 0.5), layers, empty=why)
 
@@ -292,15 +293,15 @@ def _words(
     seconds: dict[int, float],
 ) -> tuple[Layer, Layer]:  # fmt: skip
     """The names on boxes that are filled, and those that lie on the ground of the page."""
-    done, going = blank(WORD), blank(WORD[:3])
+    done, going = blank(WORD), blank(WORD[:5])
     for box in boxes:
         many = len(box.steps) > 1
         word = f"{len(box.steps)} ×" if many else flow[box.steps[0]].node
         colour = PAINTS[scene.palette.code(run.program, "" if many else word)]
-        if word := fitted(word, 0.78 * each):
-            at = float(box.column), (box.top + box.bottom) / 2, word
-            if _worst(_states_of(scene, run, box, seconds)) == "done":
-                put(done, *at, ink_on(colour))
-            else:
-                put(going, *at)
+        shown = [column[0] for column in in_ways([(shorter(word), 0.8 * each / FRAME)]).values()]
+        at = float(box.column), (box.top + box.bottom) / 2, *shown
+        if _worst(_states_of(scene, run, box, seconds)) == "done":
+            put(done, *at, ink_on(colour))
+        else:
+            put(going, *at)
     return Layer("graph-words", TEXTS, done), Layer("graph-names", TEXTS, going)

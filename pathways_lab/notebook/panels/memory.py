@@ -73,7 +73,7 @@ def plot(scene: Scene, now: float) -> Plot:
         readouts=readouts,
         rows=scales,
         rules=tuple(row + at for row in range(len(islands)) for at in (-0.02 - TALL, -0.02, 0.46)),
-        empty="" if scene.used or rates else "no sample of memory and no transfer yet",
+        empty="" if scene.used or rates else "nothing measured yet",
     )
 
 

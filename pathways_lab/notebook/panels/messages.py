@@ -9,6 +9,9 @@ Paper: figure 4 (what travels between client, controller and hosts).
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.scene.palette import CAUSE_COLOURS
 from pathways_lab.notebook.scene.plot import (
@@ -20,6 +23,7 @@ from pathways_lab.notebook.scene.plot import (
     Layer,
     Plot,
     blank,
+    in_ways,
     put,
 )
 from pathways_lab.notebook.scene.row_layout import MOST
@@ -74,7 +78,7 @@ def plot(scene: Scene, now: float) -> Plot:
         layers=(
             Layer("messages-lines", LINES, lines, alpha=0.8),
             Layer("messages-heads", AREAS, heads, hover=HOVER),
-            Layer("messages-words", TEXTS, _words(shown, row, places)),
+            Layer("messages-words", TEXTS, _words(shown, places)),
         ),
         rows={at: name for name, at in row.items()},
         rules=tuple(row.values()),
@@ -140,13 +144,20 @@ def _arrows(
     return lines, heads
 
 
-def _words(shown: list[list[Event]], row: dict[str, float], places: int) -> Growing:
+def _words(shown: list[list[Event]], places: int) -> dict[str, list[Any]]:
     """The kind above its column, where the one before leaves room."""
-    out = blank(("x", "y", "text"))
     each, free = FRAME / (places + 1.2), -100.0
+    told: list[tuple[int, str]] = []
     for x, burst in enumerate(shown):
         word = _ends(burst[0])[0]
         if (x + 1.5) * each - 3.6 * len(word) > free:
-            put(out, float(x), -0.95, word)
+            told.append((x, word))
             free = (x + 1.5) * each + 3.6 * len(word) + 4
-    return out
+    columns = [x for x, _ in told]
+    apart = [b - a for a, b in pairwise([-2, *columns, places + 2])]
+    rooms = [min(before, after) / (places + 1.2) for before, after in pairwise(apart)]
+    return {
+        "x": [float(x) for x in columns],
+        "y": [-0.95 for _ in told],
+        **in_ways([((word, ""), room) for (_, word), room in zip(told, rooms, strict=True)]),
+    }

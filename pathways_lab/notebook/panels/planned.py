@@ -17,13 +17,14 @@ from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.palette import CAUSE_COLOURS, NEUTRAL, ink_on
 from pathways_lab.notebook.scene.plot import (
     BOXES,
-    FRAME,
     LINES,
     TEXTS,
+    WORD,
     Growing,
     Layer,
     Plot,
     blank,
+    in_ways,
     moments,
     put,
 )
@@ -61,7 +62,7 @@ GAP = ("left", "right", "top", "bottom", "fill", "device", "cause", "share", "to
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
     run = newest(scene, whole=True)
-    boxes, gaps, words = blank(BOX), blank(GAP), blank(("x", "y", "text", "ink"))
+    boxes, gaps, words = blank(BOX), blank(GAP), blank(WORD)
     rows: dict[float, str] = {}
     readouts: dict[float, str] = {}
     note = ""
@@ -120,11 +121,14 @@ def plot(scene: Scene, now: float) -> Plot:
 
 def _time_axis(bottom: float, tall: float, whole: float) -> tuple[Growing, Growing]:
     """Lines through the lanes and, below them, what they say.  whole: seconds of the run."""
-    grid, ticks = blank(("xs", "ys", "fill", "width")), blank(("x", "y", "text"))
-    for time, text in (moments(0.0, whole, 6) if tall and whole > 0 else {}).items():
+    grid, ticks = blank(("xs", "ys", "fill", "width")), blank(WORD[:5])
+    known = moments(0.0, whole, 6) if tall and whole > 0 else {}
+    for n, (time, text) in enumerate(known.items()):
         x = SPLIT * time / whole
         put(grid, [x, x], [-0.6, bottom], NEUTRAL, 1)
-        put(ticks, x + 0.004, bottom + 0.55 * tall, text)
+        # Where there is too little room every other one leaves it to its neighbours.
+        room = SPLIT / len(known) * (1 if n % 2 else 2)
+        put(ticks, x + 0.004, bottom + 0.55 * tall, text, room, [text, ""])
     return grid, ticks
 
 
@@ -206,7 +210,8 @@ def _causes(device: Device, at: float, gaps: Growing, words: Growing) -> None:
             f"{device.lane.host}, device {device.lane.device}", cause,
             f"{100 * seconds / lost:.1f} %", duration(seconds),
         )  # fmt: skip
-        word = f"{SHORT.get(cause, cause.partition(' (')[0])} {100 * seconds / lost:.0f} %"
-        if (right - left) * FRAME > 7 * len(word):
-            put(words, (left + right) / 2, at, word, ink_on(colour))
+        share = f"{100 * seconds / lost:.0f} %"
+        ways = f"{SHORT.get(cause, cause.partition(' (')[0])} {share}", share, ""
+        shown = [column[0] for column in in_ways([(ways, right - left)]).values()]
+        put(words, (left + right) / 2, at, *shown, ink_on(colour))
         left = right

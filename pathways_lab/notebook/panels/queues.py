@@ -35,14 +35,14 @@ from pathways_lab.notebook.scene.plot import (
     BOXES,
     CATALOGUE,
     DATA,
-    FRAME,
     TEXTS,
+    WORD,
     Growing,
     Layer,
     Plot,
     blank,
+    in_ways,
     put,
-    wide,
 )
 from pathways_lab.notebook.scene.row_layout import GAP, Rows, short
 from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
@@ -50,7 +50,6 @@ from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.records import own
 from pathways_lab.timeline.waits import INPUT
 
-WORDS = ("x", "y", "text", "room", "choices", "ink")
 MOST_WORDS = 200
 """Labels on bars at most, and beside marks."""
 
@@ -142,7 +141,7 @@ def plot(scene: Scene, now: float) -> Plot:
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
             Layer("queues-clients", BOXES, _boxes(clients, at), hover=CLIENT_WAITS),
             Layer("queues-causes", TEXTS, words),
-            Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else blank(WORDS)),
+            Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else blank(WORD)),
             Layer("queues-arrows", ARROWS, blank(("x0", "y0", "x1", "y1", "cx0", "cx1"))),
             Layer(CATALOGUE, DATA, scene.catalogue.columns()),
         ),
@@ -222,7 +221,7 @@ def _lines(
     return {
         "x": [(waits[n][1] + waits[n][2]) / 2 for n in fits],
         "y": [waits[n][0] - 0.17 for n in fits],
-        **_fitted([(waits[n][3], float(rooms[n])) for n in fits]),
+        **in_ways([(waits[n][3], float(rooms[n])) for n in fits]),
     }
 
 
@@ -302,7 +301,7 @@ def _causes(scene: Scene, marks: dict[str, Any], now: float, each: float) -> dic
     return {
         "x": [float(left[n] + right[n]) / 2 for n in fits],
         "y": [float(middle[n] + inward[n]) for n in fits],
-        **_fitted([(words(n), float(room[n])) for n in fits]),
+        **in_ways([(words(n), float(room[n])) for n in fits]),
     }
 
 
@@ -319,7 +318,7 @@ def _words(scene: Scene, bars: dict[str, Any], now: float) -> dict[str, list[Any
     return {
         "x": [float(left[n] + right[n]) / 2 for n in fits],
         "y": [float(bars["top"][n] + bars["bottom"][n]) / 2 for n in fits],
-        **_fitted([(_names(names[bars["what"][n]]), float(room[n])) for n in fits]),
+        **in_ways([(_names(names[bars["what"][n]]), float(room[n])) for n in fits]),
         "ink": [ink_on(PAINTS[bars["paint"][n]]) for n in fits],
     }
 
@@ -342,19 +341,6 @@ def _apart(fits: list[int], rows: NDArray[np.float64], begin: NDArray[np.float64
     begin: where each begins, as a share of the width.
     """
     return [*{(float(rows[n]), round(90 * float(begin[n]))): n for n in fits}.values()]
-
-
-def _fitted(words: list[tuple[tuple[str, ...], float]]) -> dict[str, list[Any]]:
-    """Words in several ways, the longest first, each with the share of the width that it has room
-    for: a page shows those that fit there, a picture those that fit into its usual width."""
-    return {
-        "text": [
-            next(word for word in each if not word or wide(word, bold=True) + 6 < room * FRAME)
-            for each, room in words
-        ],
-        "room": [0.97 * room for _, room in words],
-        "choices": [list(dict.fromkeys(each)) for each, _ in words],
-    }
 
 
 def _waiting_at(line: str) -> tuple[str, ...]:

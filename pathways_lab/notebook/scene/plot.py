@@ -71,6 +71,9 @@ data: nothing is drawn; hover texts of other layers read it.
 """
 
 
+WORD = ("x", "y", "text", "room", "choices", "ink")
+"""The columns of texts that a page picks, on known grounds."""
+
 BACK = 200
 """Lengths of an axis for which the time before it is veiled: a canvas draws no sharp edge of a box
 that is much longer."""
@@ -344,13 +347,23 @@ def wide(text: str, bold: bool = False, size: int = 12) -> float:
     return ems * size * (1.1 if bold else 1.0)
 
 
-def fitted(word: str, room: float) -> str:
-    """As much of a word as there is room for (pixels); "" where too little of it would be left."""
-    if wide(word) <= room:
-        return word
-    while len(word) > LEAST and wide(word + "…") > room:
-        word = word[:-1]
-    return word + "…" if len(word) > LEAST else ""
+def shorter(word: str) -> tuple[str, ...]:
+    """The ways to write a word, each with fewer of its letters, and at last none."""
+    lengths = (at for at in (24, 16, 12, 8, 5, LEAST) if at < len(word))
+    return (word, *(f"{word[:at]}…" for at in lengths), "")
+
+
+def in_ways(words: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, list[Any]]:
+    """Words in several ways, the longest first, each with the share of the width that it has room
+    for: a page shows those that fit there, a picture those that fit into its usual width."""
+    return {
+        "text": [
+            next(word for word in each if not word or wide(word, bold=True) + 6 < room * FRAME)
+            for each, room in words
+        ],
+        "room": [0.97 * room for _, room in words],
+        "choices": [list(dict.fromkeys(each)) for each, _ in words],
+    }
 
 
 def squeezed(name: str, room: float, bold: bool = False) -> str:
