@@ -544,3 +544,14 @@ def test_words_overlap_at_no_width_of_a_page(name: str, width: int) -> None:
     assert lines or width == 200
     for line in lines.values():
         assert all(a[1] <= b[0] for a, b in pairwise(sorted(line))), line
+
+
+@pytest.mark.parametrize(("hosts", "shown"), [(1, 8), (4, 32), (8, 16), (64, 2)])
+def test_bars_of_a_plan_keep_their_names_however_many_devices_there_are(
+    hosts: int, shown: int
+) -> None:
+    """Devices of a host share a lane before neighbouring bars are drawn as one."""
+    plot = panel("planned", scene_at(training(1, hosts=hosts, devices=4), 1.4), 1.4)
+    assert len({int(top + 0.5) for top in column(plot, "planned-lanes", "top")}) == shown
+    nodes = column(plot, "planned-lanes", "node")
+    assert {node[:3] for node in nodes} == {"fwd", "bwd", "upd"}

@@ -9,6 +9,7 @@ Paper: section 5.3 and figure 10 (pipelines and their bubbles).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pathways_lab.notebook.panels.graph import newest
@@ -82,7 +83,7 @@ def plot(scene: Scene, now: float) -> Plot:
         note += "; right: where its lost time went"
         groups = _groups(found.devices)
         devices = tuple(group[0] for group in groups)
-        parts = sum(len(device.planned) + len(device.actual) for device in devices)
+        parts = _parts(devices)
         several = len(devices) < len(found.devices)
         note += " (drawn: one device of many)" if several else ""
         for row, group in enumerate(groups):
@@ -133,14 +134,18 @@ def _time_axis(bottom: float, tall: float, whole: float) -> tuple[Growing, Growi
 
 
 def _groups(devices: tuple[Device, ...]) -> list[list[Device]]:
-    """Each device, or where they are too many, those of a host or of an island together."""
+    """Each device, or those of a host or of an island, where they or their bars are too many."""
     for level in (3, 2, 1):
         groups: dict[tuple[object, ...], list[Device]] = {}
         for device in devices:
             groups.setdefault(tuple(device.lane)[:level], []).append(device)
-        if len(groups) <= MOST:
+        if len(groups) <= MOST and _parts(group[0] for group in groups.values()) <= MOST_BOXES:
             break
     return list(groups.values())
+
+
+def _parts(devices: Iterable[Device]) -> int:
+    return sum(len(device.planned) + len(device.actual) for device in devices)
 
 
 def _together(group: list[Device]) -> Device:
