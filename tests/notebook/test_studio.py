@@ -9,6 +9,7 @@ import pytest
 from pathways_lab.notebook.kernel import line_index
 from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.view import renderers
+from pathways_lab.notebook.view.cpu_budget import PERIOD
 from pathways_lab.notebook.view.picture import FOLD, SETTLE, Picture, Wanted
 from pathways_lab.notebook.view.render_process import Studio
 from pathways_lab.timeline.log import Timeline
@@ -63,3 +64,33 @@ def test_a_thread_that_is_behind_takes_in_more_before_it_draws_again(
     until(lambda: len(painter.picture.scene.ended) == 30)
     painter.end("ended")
     assert max(folded) > 2 * FOLD
+
+
+def test_a_picture_of_an_idle_lab_is_drawn_seldom_and_at_once_when_something_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn, now = list[float](), [10.0]
+    shown = Picture.shown
+    monkeypatch.setattr(
+        Picture, "shown", lambda self, moment: (drawn.append(now[0]), shown(self, moment))[1]
+    )
+    made = Studio(lambda *_: None, lambda: now[0])
+    made.hear("open", 1, Wanted(("queues",)))
+
+    def wait(seconds: float) -> int:
+        drawn.clear()
+        for _ in range(round(seconds / PERIOD)):
+            now[0] += PERIOD
+            made.hear("records", [], 0, 0.0, 1.0, 3, {})
+            made.tick(100)
+        return len(drawn)
+
+    assert wait(1.0) == 10, "what has come may be seen some moments later"
+    wait(3.0)
+    assert wait(20.0) <= 20
+    made.hear("records", [([record_encoding.write(Event("submitted", now[0], run=1))], 1)],
+              0, 0.0, 1.0, 3, {})  # fmt: skip
+    assert wait(1.0) == 10
+    wait(5.0)
+    made.hear("do", 1, "panel", "order")
+    assert wait(1.0) >= 10, "somebody looks at it"

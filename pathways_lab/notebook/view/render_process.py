@@ -48,6 +48,11 @@ from pathways_lab.transport import record_encoding
 FIRST = 50_000
 """Records that the first picture of the newest ones is made of at most: a second of work."""
 
+STILL, SELDOM = 1.0, 1.0
+"""Seconds without a record after which pictures that do not change are drawn more and more seldom,
+and how seldom at last: that of an idle lab took a twentieth of a processor for as long as a page
+was open."""
+
 GARBAGE = (700, 10, 1_000)
 """When garbage is looked for (see :mod:`gc`).  To look among all records, and all that
 was imported, takes as long as many pictures, so that is done when a view has ended."""
@@ -100,14 +105,19 @@ class Studio:
         self._say = say
         self.timeline = Timeline(clock=clock)
         self.elsewhere, self.idle, self.extra = 0.0, 1.0, 0.0
+        self._sent = 0
+        self._stirred, self._again, self._rest = clock(), 0.0, PERIOD
         self.views: dict[int, Shown] = {}
         self._presents: WeakValueDictionary[Any, Present] = WeakValueDictionary()
 
     def hear(self, kind: str, *rest: Any) -> None:
         """A frame from the kernel."""
         if kind == "records":
+            if rest[0]:
+                self._stir()
             self._remember(*rest)
             return
+        self._stir()
         number, *values = rest
         try:
             if kind == "open":
@@ -119,6 +129,10 @@ class Studio:
                 self._about(kind, number, self.views[number], values)
         except Exception as error:
             self._fail(number, error)
+
+    def _stir(self) -> None:
+        """Something has come: what it changes may be seen some moments later, and goes on."""
+        self._stirred, self._again, self._rest = self.timeline.clock(), 0.0, PERIOD
 
     def _remember(
         self, batches: list[Counted], missed: int, used: float, idle: float, keep: int,
@@ -179,6 +193,9 @@ class Studio:
         """
         self.extra = 0.0
         now, begun = self.timeline.clock(), time.thread_time()
+        if now < self._again and not self.late:
+            return 0.0, 0.0
+        sent = self._sent
         for present in {shown.picture.present for shown in self.views.values()}:
             present.collect(now, most)
         folded = time.thread_time()
@@ -191,12 +208,16 @@ class Studio:
                     self._keep(number, shown)
             except Exception as error:
                 self._fail(number, error)
+        if self._sent == sent and now > self._stirred + STILL:
+            self._rest = min(2 * self._rest, SELDOM)
+            self._again = now + self._rest
         return folded - begun, time.thread_time() - folded - self.extra
 
     def _draw(self, number: int, shown: Shown, whole: bool = False) -> None:
         first = shown.stream is None
         message = shown.message(self.timeline.clock(), whole)
         if message is not None:
+            self._sent += 1
             begun = time.thread_time()
             message = documented(message)
             if first:  # later ones, of runs that look different, are looking too
