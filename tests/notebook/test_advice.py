@@ -242,8 +242,9 @@ def test_a_late_host_is_named_where_another_island_waits_for_its_computation(lat
     assert ("for earlier computation" in said) == (late == 0)
 
 
+@pytest.mark.parametrize("over", [True, False])
 @pytest.mark.parametrize("late", [0.4, 0.1])
-def test_a_late_host_is_not_blamed_for_waits_that_are_much_longer(late):
+def test_a_late_host_is_not_blamed_for_waits_that_are_much_longer(late, over):
     """Another island waits for four computations, the last of which ends late on a host."""
     hosts = [f"island0/host{n}" for n in range(2)]
     of = {"run": 1, "program": "p"}
@@ -267,7 +268,14 @@ def test_a_late_host_is_not_blamed_for_waits_that_are_much_longer(late):
                 Span("gang", 0.3 * n, end, "island0", host, (0,), step=n, node=f"made{n}", **of)
             )
     head = ("island1", "island1/host0", (0,))
-    records.append(Span("gang", 1.2 + late, 1.7, *head, step=4, node="head", **of))
+    records.append(Event("slice-bound", 0.0, "island1", args={
+        "slice": 1, "devices": [("island1/host0", 0)], "shape": [1], "axes": ["x"]}))  # fmt: skip
+    if over:
+        records.append(Span("gang", 1.2 + late, 1.7, *head, step=4, node="head", **of))
+    else:  # another run was there before, and this one's last computation has not begun
+        records.append(Span("gang", -0.2, 0.0, *head, 9, 0, "p", "head"))
+        records.append(Event("granted", 0.0, "island1", step=4, node="head", **of,
+                             args={"slice": 1}))  # fmt: skip
     found = Scene(0.0, 20.0)
     found.add(sorted(records, key=known_order), 1.7)
     blamed = "and island1 waits for its results, too"

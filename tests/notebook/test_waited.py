@@ -421,3 +421,22 @@ def test_the_lane_of_a_client_that_waits_now_and_then_comes_and_goes_with_no_ste
             assert len(scene.shown.runs) <= 3
             shown.append("client" in PANELS["queues"](scene, now).groups.values())
     assert shown == [waits] * len(shown)
+
+
+@pytest.mark.parametrize("third", [True, False])
+def test_a_loop_that_waits_for_each_third_call_waits_for_the_newest_one_if_it_is_its_turn(
+    third: bool,
+) -> None:
+    """Three calls at once, which take 0.2 s each; the newest one is the third, or the second."""
+    cluster, end, called = Cluster(1), 0.0, 0.0
+    for n in range(12 if third else 11):
+        of: dict[str, Any] = {"run": n + 1, "program": "p", "client": "kernel-1"}
+        called = end if n % 3 == 0 else called
+        cluster.records.append(Event("submitted", called + 0.001 * (n % 3), **of))
+        if n < 9:
+            end = cluster.gang(0, n + 1, 0, "p", "f", "", end, 0.2, end)
+            cluster.records.append(Event("finished", end, **of))
+    now = end + 0.1
+    waits = client_waits(picture(cluster.records, now=now).scene, 0.0, now)["kernel-1"]
+    assert len(waits) == 3 + third
+    assert not third or waits[-1][:2] == pytest.approx((end + 0.002, now))

@@ -26,7 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathways_lab.notebook.kernel.line_index import source, split
-from pathways_lab.notebook.scene.awaited import CALLS, PAUSE, called, in_turn, later, maker
+from pathways_lab.notebook.scene.awaited import (
+    CALLS,
+    PAUSE,
+    called,
+    in_turn,
+    later,
+    maker,
+    open_waits,
+)
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.scene import MARKS, WAITS, Scene
@@ -196,8 +204,10 @@ def advice(scene: Scene, now: float) -> str:
     if slow is None or not other:
         return said()
     # That computation ends with its latest host, and others wait for all of it.
-    bars = _newest(scene, start + scene.origin, other, WAITS.index(INPUT))
-    if slow[1] < WORTH * max((bar.busy for bar in bars), default=0.0):
+    kind, rows = WAITS.index(INPUT), _rows(scene, other)
+    bars = [bar for bar in open_waits(scene, now) if bar.kind == kind and bar.row in rows]
+    bars += _newest(scene, start + scene.origin, other, kind)
+    if slow[1] < WORTH * max((bar.end - bar.start for bar in bars), default=0.0):
         return said()
     return _late(*slow, f"{other} waits for its results, too")
 
@@ -275,10 +285,15 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
 def _newest(scene: Scene, since: float, island: str, kind: int) -> list[Bar]:
     """The newest waits of an island ("": of all) for a cause, as far as they ended after some
     moment (seconds on the records' clock)."""
-    rows = {row for lane, row in scene.rows.of.items() if island in ("", lane.island)}
+    rows = _rows(scene, island)
     of_kind = (bar for bar in reversed(scene.waited.bars.items) if bar.kind == kind)
     ours = (bar for bar in of_kind if bar.end > since and bar.row in rows)
     return list(islice(ours, NEWEST))
+
+
+def _rows(scene: Scene, island: str) -> set[float]:
+    """The rows of bars of an island ("": of all)."""
+    return {row for lane, row in scene.rows.of.items() if island in ("", lane.island)}
 
 
 def _made(scene: Scene, bars: Sequence[Bar]) -> str:

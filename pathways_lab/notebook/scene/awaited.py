@@ -59,6 +59,10 @@ CALLS = 4
 """Newest runs that tell a loop, and whether its client waits for each."""
 
 
+TURNS = 8
+"""Calls of a loop between two waits, at most, that tell what its client does next."""
+
+
 class ClientWait(NamedTuple):
     """A client waited from *start* to *end* (seconds on the axis), at a line if that is known."""
 
@@ -254,6 +258,11 @@ def waits_so_far(scene: Scene, now: float) -> dict[str, NDArray[np.generic]]:
     return _so_far(scene, now)[1]
 
 
+def open_waits(scene: Scene, now: float) -> list[Bar]:
+    """The same as bars."""
+    return _so_far(scene, now)[0]
+
+
 def _so_far(scene: Scene, now: float) -> tuple[list[Bar], dict[str, NDArray[np.generic]]]:
     if now not in scene.so_far:
         bars = _waits_so_far(scene, now)
@@ -287,8 +296,8 @@ def _until(before: RunSeen, after: RunSeen) -> float:
 
 def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[ClientWait]]:
     """By client, its waits for runs between two moments (seconds on the axis): it submitted the
-    next run when that before it had ended.  A loop that waited for each call of a program waits
-    for the newest one, too."""
+    next run when that before it had ended.  A loop that waited for each call of a program, or for
+    each third of them, waits for the newest one, too, when it is that one's turn."""
     found: dict[str, list[ClientWait]] = {}
     by_client: dict[str, list[RunSeen]] = {}
     for run in called(scene):
@@ -297,14 +306,25 @@ def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[Clien
         newest = runs[-1]
         waits = [(a.submitted, _until(a, b), b.waited) for a, b in pairwise(runs)]
         alike = [(_until(a, b), b) for a, b in pairwise(runs) if a.program == newest.program]
-        if len(alike) >= CALLS and all(until > -math.inf for until, _ in alike[-CALLS:]):
+        if before := _turn([until > -math.inf for until, _ in alike]):
             over = math.inf if newest.ended is None else newest.ended
-            waits.append((newest.submitted, over, alike[-1][1].waited))
+            waits.append((newest.submitted, over, alike[-before][1].waited))
         for since, until, line in waits:
             begun, over = max(start, since - scene.origin), min(end, until - scene.origin)
             if begun < over:
                 found.setdefault(client, []).append(ClientWait(begun, over, line))
     return found
+
+
+def _turn(waited: Sequence[bool]) -> int:
+    """So many calls before the newest one the same turn of a loop was, if its client waited for
+    that; else 0.  waited: whether it waited for each of those before."""
+    for length in range(1, TURNS + 1):
+        known = max(CALLS, 2 * length)
+        newest = waited[-known:]
+        if len(newest) == known and newest[-length] and newest[length:] == newest[:-length]:
+            return length
+    return 0
 
 
 def device_at(scene: Scene, y: float) -> Lane | None:
@@ -316,7 +336,7 @@ def device_at(scene: Scene, y: float) -> Lane | None:
 def wait_at(scene: Scene, lane: Lane, moment: float, now: float) -> Bar | None:
     """The wait of a device at a moment, as known *now* (seconds on the records' clock)."""
     row, waited = scene.rows.of.get(lane), scene.waited.bars.items
-    bars = (bar for known in (_so_far(scene, now)[0], reversed(waited)) for bar in known)
+    bars = (bar for known in (open_waits(scene, now), reversed(waited)) for bar in known)
     return next((b for b in bars if b.row == row and b.start <= moment <= b.end), None)
 
 
