@@ -30,7 +30,7 @@ from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
 from pathways_lab.runtime.host.reports import PERIOD
 from pathways_lab.testing import Sketch
-from pathways_lab.transport import record_encoding
+from pathways_lab.transport import auth, record_encoding
 from pathways_lab.transport.codec import pack
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
@@ -101,12 +101,14 @@ class Crowd:
                 "kind": "talk", "memory": 1 << 40, "pid": 0, "worker_pid": 0,
                 "data_address": f"unix:none{number}", "emulated": True, "assembled": True,
             }  # fmt: skip
-            link = self._reactor.connect(self.control.host_address, where.host_key, hello)
+            link = self._reactor.connect(
+                self.control.address, where.host_key, hello, holder=auth.HOSTS
+            )
             about = record_encoding.about("work", "f", "kernel-1", "", 0, tuple(range(PER_HOST)))
             link.tag = Host(link, name, about)
             self.hosts.append(link.tag)
         hello = {"role": "client", "name": "", "pid": 0}
-        self.client = self._reactor.connect(self.control.client_address, where.client_key, hello)
+        self.client = self._reactor.connect(self.control.address, where.key, hello)
         self.first = int(self.client.peer["number"]) << 32
         devices = hosts * PER_HOST
         request = pack(SliceRequest((devices,), ("x",)))

@@ -13,8 +13,9 @@ The letters R and I keep either proof from being played back as the other.
 Some doors are used by many clients that must not pass for each other.  There the *holder*
 is a number, and its key is made of the door's own by :func:`key_of`: a process that has
 the door's key knows all keys without a list, and no holder knows another's.
-Holder 0 has the door's key itself.  A *ticket*, made of the door's key as well, allows a
-holder one thing more.
+Holder 0 has the door's key itself.  All hosts are one holder of the control plane's door, so
+that the first bytes of a connection tell hosts from clients.  A *ticket*, made of the door's key
+as well, allows a holder one thing more.
 
 Rule for maintainers: constant-time comparison, fresh nonces from the operating
 system, fixed lengths only; the magic carries the version of the wire format.
@@ -34,6 +35,8 @@ _MAGIC = b"PWLAB\r\n" + bytes([VERSION])
 _NONCE = 32
 _PROOF = 32
 KEY_BYTES = 32
+HOSTS = 2**64 - 1
+"""The holder that all hosts are at the control plane's door."""
 GREETING_BYTES = len(_MAGIC) + _HOLDER + _NONCE
 REPLY_BYTES = len(_MAGIC) + _NONCE + _PROOF
 ANSWER_BYTES = _PROOF

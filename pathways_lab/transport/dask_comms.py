@@ -149,7 +149,8 @@ async def _porter(comm: Any, ours: socket.socket) -> None:
 
 
 def _arguments(address: str, context: ssl.SSLContext | None) -> dict[str, Any]:
-    if context is None or not address.startswith(f"{PREFIX}tls://"):
+    known = context is not None and context.verify_mode is ssl.CERT_REQUIRED
+    if not known or not address.startswith(f"{PREFIX}tls://"):
         raise ValueError(
             f"{address!r} cannot be used without the cluster's certificates: Dask's comms unpickle "
             f"what anybody sends them; use {PREFIX}tls:// and a TLS context"

@@ -213,13 +213,14 @@ def meet(
 
 
 def stream(
-    address: str, key: bytes, hello: dict[str, Any], context: ssl.SSLContext | None
+    address: str, key: bytes, hello: dict[str, Any], context: ssl.SSLContext | None, holder: int = 0
 ) -> ssl.SSLSocket:
     """A connection for another program's bytes, after the same handshake; waits.
 
     Raises what :func:`meet` raises.
     """
-    sock, *_ = meet(address, key, {**hello, "role": STREAM}, _STREAM_SECONDS, Limits(), context)
+    hello = {**hello, "role": STREAM}
+    sock, *_ = meet(address, key, hello, _STREAM_SECONDS, Limits(), context, holder=holder)
     if not isinstance(sock, ssl.SSLSocket):
         sock.close()
         raise ConnectionError(f"{address} takes no TLS, and another program's bytes need it")

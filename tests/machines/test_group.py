@@ -153,17 +153,17 @@ say(*sorted(h.data_address for island in lab.islands for h in island.hosts))
 def test_all_doors_are_at_the_ports_that_were_asked_for(machines: Make) -> None:
     """A firewall swallows everything else; one machine has ports of its own."""
     group_machines = machines(("sched", "one", "two", "note"))
-    group_machines.wall("sched", 8786, *range(9000, 9003))
-    group_machines.wall("one", *range(9000, 9003))
-    group_machines.wall("two", *range(9500, 9502))
+    group_machines.wall("sched", 8786, 9000)
+    group_machines.wall("one", 9000, 9001)
+    group_machines.wall("two", 9500, 9501)
     with group_of(group_machines, "--host", "10.77.0.1") as group:
-        group.worker("one", "--devices", "1", "--island", "one", "--ports", "9000-9002")
+        group.worker("one", "--devices", "1", "--island", "one", "--ports", "9000-9001")
         group.worker("two", "--devices", "1", "--island", "two", "--ports", "9500-9501")
-        asked = connect(2, ports=(9000, 9002))
+        asked = connect(2, ports=9000)
         with group.client("note", asked + FEW_PORTS) as client:
             told = client.communicate()[0]
     assert "computed 14.0\n" in told, told
-    assert re.search(r"^tcp://10\.77\.0\.2:900[12] tcp://10\.77\.0\.3:950[01]$", told, re.M), told
+    assert re.search(r"^tcp://10\.77\.0\.2:900[01] tcp://10\.77\.0\.3:950[01]$", told, re.M), told
     assert "does not reach" not in told
 
 

@@ -222,7 +222,7 @@ def test_nothing_is_in_the_clear_and_strangers_are_refused_everywhere(group: Gro
         assert seen == {SECRET: 0, HELLO: 0, CALLS: 0, MEETS: 0}
         # Hosts that compute together open no door for that.
         doors = [door for name in ("sched", "one", "two") for door in ports(machines[name])]
-        assert len(doors) == 7
+        assert len(doors) == 6
         with machines["note"].python(STRANGER, *doors) as stranger:
             tried = stranger.communicate()[0].splitlines()
         one = machines["one"]

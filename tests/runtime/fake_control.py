@@ -31,7 +31,7 @@ from pathways_lab.runtime.processes.child_process import Child, spawn
 from pathways_lab.timeline.records import Record, Span
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.addresses import private_folder, remove_folder
-from pathways_lab.transport.auth import key_of
+from pathways_lab.transport.auth import HOSTS, key_of
 from pathways_lab.transport.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
@@ -79,7 +79,7 @@ class Lab:
     def start_host(self, host: str, devices: int) -> None:
         settings = {
             "control": self.address,
-            "key": self.key.hex(),
+            "key": key_of(self.key, HOSTS).hex(),
             "data_key": self.data_key.hex(),
             "name": host,
             "island": host.partition("/")[0],

@@ -13,6 +13,7 @@ from typing import Any
 
 from pathways_lab.runtime.cluster.device_supervisor import RETIRED
 from pathways_lab.runtime.processes import child_process
+from pathways_lab.transport.auth import HOSTS
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
 from pathways_lab.transport.tls import client_context
@@ -42,7 +43,7 @@ def main() -> None:
         key = bytes.fromhex(config["key"])
         context = client_context(config["tls"])
         link: Link = reactor.connect(
-            config["control"], key, hello, timeout=30, retry=True, context=context
+            config["control"], key, hello, timeout=30, retry=True, context=context, holder=HOSTS
         )
         assert link.name == "control"
     child_process.report(ready=True)

@@ -527,7 +527,7 @@ def test_a_lab_of_one_machine_is_refused_to_a_client_of_another(
 
 
 def answer_of_control() -> dict[str, Any]:
-    here = {"machine": dask_plugins.machine(), "versions": versions.here(), "host_address": ""}
+    here = {"machine": dask_plugins.machine(), "versions": versions.here(), "address": ""}
     return {**ControlSettings.fresh(Path("nowhere")).plain(), **here}
 
 

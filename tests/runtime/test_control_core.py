@@ -19,7 +19,7 @@ from pathways_lab.runtime.control_plane.process import ControlPlane, Keys
 from pathways_lab.timeline.queries import flows
 from pathways_lab.timeline.records import Event, Record
 from pathways_lab.transport import record_encoding
-from pathways_lab.transport.auth import new_key
+from pathways_lab.transport.auth import HOSTS, key_of, new_key
 from pathways_lab.transport.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
@@ -46,7 +46,7 @@ class Host:
             "kind": "cpu", "memory": 1 << 20, "pid": 1, "worker_pid": 2,
             "data_address": "unix:/x", "emulated": True,
         }  # fmt: skip
-        self.link = self.reactor.connect(address, key, hello)
+        self.link = self.reactor.connect(address, key_of(key, HOSTS), hello, holder=HOSTS)
 
     def _message(self, link: Link, op: str, fields: dict[str, Any], buffers: list[Any]) -> None:
         if op == "bind":
@@ -86,10 +86,10 @@ class Host:
 
 class Lab:
     def __init__(self, folder: Path) -> None:
-        keys = Keys(new_key(), new_key(), new_key())
-        self.plane = ControlPlane(Control(), keys, f"unix:{folder}/c", f"unix:{folder}/h", folder)
+        keys = Keys(new_key(), new_key())
+        self.plane = ControlPlane(Control(), keys, f"unix:{folder}/c", folder)
         self.plane.reactor.start()
-        self.hosts = [Host(f"i{i}/h", self.plane.host_address, keys.host) for i in range(2)]
+        self.hosts = [Host(f"i{i}/h", self.plane.address, keys.door) for i in range(2)]
         self.got: list[tuple[str, dict[str, Any]]] = []
         self.reactor = Reactor(
             "kernel", lambda link, op, fields, buffers: self.got.append((op, fields)),
@@ -97,7 +97,7 @@ class Lab:
         )  # fmt: skip
         self.reactor.start()
         self.link = self.reactor.connect(
-            self.plane.client_address, keys.client, {"role": "client", "name": "", "pid": 1}
+            self.plane.address, keys.door, {"role": "client", "name": "", "pid": 1}
         )
         self.base = self.link.peer["number"] << 32
 

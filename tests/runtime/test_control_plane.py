@@ -20,12 +20,15 @@ from pathways_lab.transport.codec import pack
 from pathways_lab.transport.handshake import Refused
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
+from pathways_lab.transport.tls import client_context, server_context
 from tests.runtime.processes import until
+from tests.runtime.test_tls import fresh_pems
 
 HOST = {
     "role": "host", "name": "i0/h", "island": "i0", "devices": 2, "kind": "cpu", "memory": 10,
     "pid": 3, "worker_pid": 4, "data_address": "unix:/nowhere", "emulated": True,
 }  # fmt: skip
+CLIENT = {"role": "client", "name": "", "pid": 1}
 
 
 class Binder:
@@ -73,22 +76,22 @@ class End:
 
 
 class Lab:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, door: str = "", pems: dict[str, str] | None = None) -> None:
         self.core = Binder()
-        self.keys = Keys(new_key(), new_key(), new_key())
-        self.plane = ControlPlane(
-            self.core, self.keys, f"unix:{folder}/c", f"unix:{folder}/h", folder
-        )
+        self.keys = Keys(new_key(), new_key())
+        context = server_context(pems, invited=True)
+        self.plane = ControlPlane(self.core, self.keys, door or f"unix:{folder}/c", folder, context)
         self.plane.reactor.start()
         self.ends: list[End] = []
 
     def connect(self, **hello: Any) -> tuple[End, Link]:
         end = End()
         self.ends.append(end)
-        as_host = hello["role"] == "host"
-        address = self.plane.host_address if as_host else self.plane.client_address
-        key = self.keys.host if as_host else self.keys.client
-        return end, end.reactor.connect(address, key, hello)
+        holder = auth.HOSTS if hello["role"] == "host" else 0
+        return end, end.reactor.connect(self.plane.address, self.key(holder), hello, holder=holder)
+
+    def key(self, holder: int) -> bytes:
+        return auth.key_of(self.keys.door, holder)
 
     def close(self) -> None:
         self.plane.close("over")
@@ -145,16 +148,41 @@ def test_malformed_messages_close_only_the_link_of_who_sent_them(lab: Lab) -> No
     assert not host.closed
 
 
-def test_a_client_key_opens_no_host_door(lab: Lab) -> None:
+def test_a_client_key_makes_no_host(lab: Lab) -> None:
     end = End()
     lab.ends.append(end)
+    connect, door, invited = end.reactor.connect, lab.plane.address, 7
+    key = lab.key(invited)
     with pytest.raises(AuthenticationError):
-        end.reactor.connect(lab.plane.host_address, lab.keys.client, HOST)
+        connect(door, key, HOST, holder=auth.HOSTS)
     with pytest.raises(Refused, match="for clients"):
-        end.reactor.connect(lab.plane.client_address, lab.keys.client, HOST)
+        connect(door, key, HOST, holder=invited)
+    with pytest.raises(Refused, match="for clients"):
+        connect(door, lab.keys.door, HOST)
+    with pytest.raises(Refused, match="for hosts"):
+        connect(door, lab.key(auth.HOSTS), CLIENT, holder=auth.HOSTS)
     with pytest.raises(Refused, match=r"HostSeen\.island is missing"):
         lab.connect(role="host", name="x")
     assert not lab.core.events
+
+
+def test_a_host_shows_a_certificate_and_an_invited_client_none(tmp_path: Path) -> None:
+    """Both come to one door, where the system asks nobody for one."""
+    pems = fresh_pems()
+    lab, end = Lab(tmp_path, "tcp://127.0.0.1:0", pems), End()
+    try:
+        lab.ends.append(end)
+        connect, door, key = end.reactor.connect, lab.plane.address, lab.key
+        bare, full = client_context({"ca": pems["ca"]}), client_context(pems)
+        assert connect(door, key(7), CLIENT, context=bare, holder=7).peer["client"] == "kernel-1"
+        for hello in (HOST, {**HOST, "role": "stream"}):
+            with pytest.raises(Refused, match="a host shows a certificate"):
+                connect(door, key(auth.HOSTS), hello, context=bare, holder=auth.HOSTS)
+        assert connect(door, key(auth.HOSTS), HOST, context=full, holder=auth.HOSTS).certified
+        with pytest.raises(OSError):
+            connect(door, key(auth.HOSTS), HOST, 1.0, holder=auth.HOSTS)  # in the clear
+    finally:
+        lab.close()
 
 
 def test_leaving_and_crashing_become_events(lab: Lab) -> None:

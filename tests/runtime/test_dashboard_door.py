@@ -37,8 +37,8 @@ def test_whoever_knocks_is_heard_though_no_process_could_be_started_before(
 
         monkeypatch.setattr(subprocess, "Popen", refused)
         monkeypatch.setattr(dashboard_socket, "_AGAIN", 0.0)
-        settings = SimpleNamespace(folder=folder, client_key=b"k", tls=None)
-        control: Any = SimpleNamespace(settings=settings, client_address="")
+        settings = SimpleNamespace(folder=folder, key=b"k", tls=None)
+        control: Any = SimpleNamespace(settings=settings, address="")
         door = Door(Pages("nobody", {}), control)
         with socket.socket(socket.AF_UNIX) as somebody:
             somebody.connect(str(door.path))

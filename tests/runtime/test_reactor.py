@@ -490,6 +490,9 @@ def test_dask_comms_are_not_used_without_certificates(ends: Callable[..., End]) 
     reactor = ends("server").reactor
     with pytest.raises(ValueError, match="certificates"):
         Reactor.listen(reactor, "dask+tls://127.0.0.1:0", KEY, {})
+    invited = server_context(pems(), invited=True)
+    with pytest.raises(ValueError, match="certificates"):
+        Reactor.listen(reactor, "dask+tls://127.0.0.1:0", KEY, {}, context=invited)
     with pytest.raises(ValueError, match="certificates"):
         Reactor.connect(reactor, "dask+tcp://127.0.0.1:1", KEY, {})
 

@@ -373,8 +373,8 @@ def _attach(
     if not local and not control["hosts_are_there"]:
         _tell_closed(client, tell)
     return ControlAddress(
-        control["client_address"],
-        bytes.fromhex(control["client_key"]),
+        control["address"],
+        bytes.fromhex(control["key"]),
         None if local else dask_private.pems_of(dask_private.security_of(client), "client"),
         dashboard=client.dashboard_link or "",
     )

@@ -89,8 +89,8 @@ class Door:
         settings = self.control.settings
         configuration = {
             "listen": self._socket.fileno(),
-            "address": self.control.client_address,
-            "key": settings.client_key.hex(),
+            "address": self.control.address,
+            "key": settings.key.hex(),
             "tls": settings.tls,
         }
         try:

@@ -261,10 +261,9 @@ async def control_of(dask_scheduler: Any = None) -> dict[str, Any] | None:
         return None
     return {
         **process.settings.plain(),
-        "client_address": process.client_address,
+        "address": process.address,
         "machine": machine(),
         versions.FIELD: versions.here(),
-        "host_address": process.host_address,
         "pid": process.pid,
         "alive": process.alive,
         "hosts_are_there": _embedded(dask_scheduler),
@@ -475,7 +474,7 @@ class HostsPlugin(WorkerPlugin):
             here = "0.0.0.0" if contact else dask_private.host_of(worker.address)
             data_listen = f"tcp://{here}:{ports}"
         return DeviceSettings(
-            control=self.control["host_address"],
+            control=self.control["address"],
             key=settings.host_key,
             data_key=settings.data_key,
             name=place.host,

@@ -273,7 +273,7 @@ def start_cluster(
     settings.comms = transport == "dask"
     settings.idle, settings.kept = float(idle_close or 0.0), kept
     settings.transcript = str(Path(transcript).absolute()) if transcript else ""
-    control = ControlAddress(settings.listen("client"), settings.client_key)
+    control = ControlAddress(settings.listen, settings.key)
     recipe = Recipe(
         folder,
         settings,
@@ -373,14 +373,12 @@ class _Start:
         elif stage == "scheduler":
             cluster = self.cluster
             cluster.address, cluster._pems = report["address"], report["tls"]
-            if is_comm(report["client_address"]):
-                cluster.control = ControlAddress(
-                    report["client_address"], cluster.control.key, cluster._pems
-                )
+            if is_comm(control := report["control"]):
+                cluster.control = ControlAddress(control, cluster.control.key, cluster._pems)
             cluster.recipe.meeting = {
                 "address": cluster.address,
                 "tls": cluster._pems,
-                "control": report["host_address"],
+                "control": control,
             }
             self.workers.tell(cluster.recipe.meeting)
             self._tell("Dask scheduler is there")

@@ -34,7 +34,7 @@ def main() -> None:
     control = ControlProcess(settings)
     child_process.at_end(control.close)
     control.wait_ready()
-    child_process.report(stage="control", pid=control.pid, address=control.client_address)
+    child_process.report(stage="control", pid=control.pid, address=control.address)
 
     asyncio.run(_serve(control, settings.tls or _credentials(), config["pages"]))
     child_process.leave()
@@ -78,8 +78,7 @@ async def _serve(
             stage="scheduler",
             address=scheduler.address,
             tls=pems,
-            client_address=control.client_address,
-            host_address=control.host_address,
+            control=control.address,
         )
         loop = asyncio.get_running_loop()
         threading.Thread(target=_fulfil, args=(scheduler, loop), daemon=True).start()

@@ -19,12 +19,12 @@ from typing import Any
 
 from pathways_lab.runtime.processes.child_process import REMOVE, Child, ChildDied, spawn
 from pathways_lab.transport.addresses import private_folder, remove_folder
-from pathways_lab.transport.auth import new_key
+from pathways_lab.transport.auth import HOSTS, key_of, new_key
 from pathways_lab.transport.handshake import SILENCE
 
 MODULE = "pathways_lab.runtime.control_plane.process"
 _START_SECONDS = 30.0
-_KEYS = ("client_key", "host_key", "data_key")
+_KEYS = ("key", "data_key")
 
 ANY = "0"
 """The system chooses a port."""
@@ -48,8 +48,7 @@ class ControlSettings:
     """
 
     folder: Path
-    client_key: bytes
-    host_key: bytes
+    key: bytes
     data_key: bytes
     host: str | None = None
     tls: dict[str, str] | None = None
@@ -69,7 +68,7 @@ class ControlSettings:
         tls: dict[str, str] | None = None,
     ) -> ControlSettings:
         """New keys, and a new private folder unless one is given."""
-        return cls(folder or private_folder(), new_key(), new_key(), new_key(), host, tls)
+        return cls(folder or private_folder(), new_key(), new_key(), host, tls)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> ControlSettings:
@@ -84,29 +83,34 @@ class ControlSettings:
             **dataclasses.asdict(self),
             **{name: getattr(self, name).hex() for name in _KEYS},
             "folder": str(self.folder),
-            "client_listen": self.listen("client"),
-            "host_listen": self.listen("host"),
+            "listen": self.listen,
         }
 
-    def listen(self, door: str) -> str:
-        """Where to listen for ``"client"`` or ``"host"`` links; a Unix one is also the address."""
+    @property
+    def host_key(self) -> bytes:
+        """With which hosts come to its door."""
+        return key_of(self.key, HOSTS)
+
+    @property
+    def listen(self) -> str:
+        """Where its door is; a Unix one is also the address."""
         if self.comms:
             return f"dask+tls://{self.host or '127.0.0.1'}:0"
         if self.host is None:
-            return f"unix:{self.folder}/{door}"
+            return f"unix:{self.folder}/control"
         return f"tcp://{self.host}:{self.ports}"
 
 
 class ControlProcess:
     """A running control plane.
 
-    client_address, host_address: known after :meth:`wait_ready`.  heard: somebody listens to it.
+    address: known after :meth:`wait_ready`.  heard: somebody listens to it.
     """
 
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.heard = False
-        self.client_address = self.host_address = ""
+        self.address = ""
         self._child: Child = spawn(
             MODULE,
             {**settings.plain(), REMOVE: [str(settings.folder)]},
@@ -124,10 +128,9 @@ class ControlProcess:
 
     def wait_ready(self) -> None:
         """Until it listens.  Raises ChildDied with the end of its log."""
-        if not self.client_address:
+        if not self.address:
             report = self._child.hear(_START_SECONDS)
-            self.host_address = report["host_address"]
-            self.client_address = report["client_address"]
+            self.address = report["address"]
 
     def worker_removed(self, worker: str, reason: str) -> None:
         """Dask says that the worker of this name is gone."""

@@ -64,7 +64,7 @@ class Recipe:
             "environment": environment,
             "device": DeviceSettings(
                 # Comms have addresses when the certificates are there.
-                control="" if comms else settings.listen("host"),
+                control="" if comms else settings.listen,
                 key=settings.host_key,
                 data_key=settings.data_key,
                 name=name,

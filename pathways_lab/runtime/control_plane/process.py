@@ -5,8 +5,8 @@ so it shares a process with nobody: not with a notebook kernel, whose cells
 keep the interpreter busy, and not with the Dask scheduler, whose event loop
 stalls for tens of milliseconds under load.
 
-It listens three times: for clients, for hosts with another key, so that no
-client can pass as a host, and for the processes of users' own policies.  Its
+It has one door for clients and hosts, told apart by the keys that they prove, so that no
+client can pass as a host, and another one for the processes of users' own policies.  Its
 life hangs on the process that started it.
 
 Rule for maintainers: this module only connects the reactor with the rim.
@@ -45,6 +45,7 @@ from pathways_lab.runtime.islands.coordination_service import Coordination
 from pathways_lab.runtime.processes import child_process, slurm
 from pathways_lab.transport import auth
 from pathways_lab.transport.codec import unpack_fields
+from pathways_lab.transport.dask_comms import is_comm
 from pathways_lab.transport.edge import Malformed, parsed
 from pathways_lab.transport.framing import TO_CONTROL
 from pathways_lab.transport.handshake import SILENCE, STREAM, Refused
@@ -61,10 +62,9 @@ in a job has asked Slurm first, and may take as long as above."""
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """client: to connect as a client.  host: as a host.  data: for data links to hosts."""
+    """door: to connect as an owner; others are made of it.  data: for data links to hosts."""
 
-    client: bytes
-    host: bytes
+    door: bytes
     data: bytes
 
 
@@ -74,7 +74,7 @@ class ControlPlane:
     folder: where hosts that compute together meet, see
         :class:`pathways_lab.runtime.islands.coordination_service.Coordination`.
     wish: see :class:`pathways_lab.runtime.control_plane.driver.Rim`.
-    client_address, host_address: the real ones of their listeners.
+    address: the real one of its door.
     idle, kept: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
     record: is given every event, with what the core answered.
     silence: seconds without a sign of a machine after which it counts as lost.
@@ -85,11 +85,9 @@ class ControlPlane:
         self,
         core: Control,
         keys: Keys,
-        client_listen: str,
-        host_listen: str,
+        listen: str,
         folder: Path,
         context: ssl.SSLContext | None = None,
-        client_context: ssl.SSLContext | None = None,
         idle: float = 0.0,
         kept: bool = False,
         wish: Wish = lambda do, host, worker, pid=0: None,
@@ -125,12 +123,8 @@ class ControlPlane:
             record,
             self._close_soon,
         )
-        self.client_address = self.reactor.listen(
-            client_listen, keys.client, self._meet_client, context=client_context or context
-        )
-        self.host_address = self.reactor.listen(
-            host_listen, keys.host, self._meet_host, context=context
-        )
+        self._certified = context is not None and not is_comm(listen)
+        self.address = self.reactor.listen(listen, keys.door, self._meet, context=context)
         self.reactor.call_later(PERIOD, self._look)
 
     def close(self, reason: str) -> None:
@@ -204,11 +198,15 @@ class ControlPlane:
 
     # --- links -------------------------------------------------------------------
 
+    def _meet(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        meet = self._meet_host if link.holder == auth.HOSTS else self._meet_client
+        return meet(link, hello)
+
     def _meet_client(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
         if hello.get("role") == "observer":
             return self._meet_observer(link)
         if hello.get("role") != "client":
-            raise Refused("this address is for clients")
+            raise Refused("this key is for clients")
         pid = hello.get("pid")
         try:
             # Who has been invited comes with a key of his own (see attach.invitation).
@@ -240,11 +238,14 @@ class ControlPlane:
         return {"role": "control", "name": "control", "topology": self.rim.registry.topology()}
 
     def _meet_host(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        # Invited clients come to this door, too, who have none.
+        if self._certified and not link.certified:
+            raise Refused("a host shows a certificate")
         if hello.get("role") == STREAM and link.certified:
             link.taker = functools.partial(self.coordination.bring, hello.get("number"))
             return {"role": "control", "name": "control"}
         if hello.get("role") not in ("host", "waiting"):
-            raise Refused("this address is for hosts")
+            raise Refused("this key is for hosts")
         try:
             waits = hello["role"] == "waiting"
             link.tag = HostWaiting.seen(hello) if waits else unpack_fields(HostSeen, hello)
@@ -335,16 +336,14 @@ def main() -> None:
     """The process: configuration in, addresses out, then serve until the parent is gone."""
     child_process.begin()
     config = child_process.configuration()
-    keys = Keys(*(bytes.fromhex(config[name]) for name in ("client_key", "host_key", "data_key")))
-    context = server_context(config["tls"])
+    keys = Keys(*(bytes.fromhex(config[name]) for name in ("key", "data_key")))
     plane = ControlPlane(
         Control(),
         keys,
-        config["client_listen"],
-        config["host_listen"],
+        config["listen"],
         Path(config["folder"]),
-        context,
-        client_context=server_context(config["tls"], invited=True),
+        # Dask's comms unpickle what comes, so nobody comes to them without a certificate.
+        server_context(config["tls"], invited=not is_comm(config["listen"])),
         idle=config["idle"],
         kept=config["kept"],
         wish=_wish,
@@ -354,7 +353,7 @@ def main() -> None:
     plane.rim.registry.plain_collectives = config["plain_collectives"]
     plane.rim.peers.used = lambda workers: child_process.report(in_use=workers)
     child_process.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
-    child_process.report(client_address=plane.client_address, host_address=plane.host_address)
+    child_process.report(address=plane.address)
     threading.Thread(target=_obey, args=(plane,), name="membership", daemon=True).start()
     # What start-up allocated stays: the collector need not walk it again.
     gc.collect()

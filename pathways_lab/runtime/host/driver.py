@@ -54,6 +54,7 @@ from pathways_lab.runtime.islands.group_member import Joint
 from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 from pathways_lab.runtime.islands.process_group import Formation
 from pathways_lab.timeline.records import Sample
+from pathways_lab.transport.auth import HOSTS
 from pathways_lab.transport.codec import pack, unpack, unpack_fields
 from pathways_lab.transport.edge import parsed
 from pathways_lab.transport.framing import Limits
@@ -183,6 +184,7 @@ class HostRim:
             name="control",
             tag="control",
             context=self._context,
+            holder=HOSTS,
             retry=True,
         )
         self._peers.silence = self._control.peer.get("silence", SILENCE)

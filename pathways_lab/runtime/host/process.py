@@ -175,6 +175,7 @@ def main() -> None:
         JoinedPlatformRuntime,
         SpanningCpuRuntime,
     )
+    from pathways_lab.transport.dask_comms import is_comm
     from pathways_lab.transport.tls import client_context, server_context
 
     jax_private.share_contexts()
@@ -195,7 +196,10 @@ def main() -> None:
         settings["data_listen"],
         end,
         client_context=client_context(tls) if over_network else None,
-        server_context=server_context(tls, invited=True) if over_network else None,
+        # Dask's comms unpickle what comes, so nobody comes to them without a certificate.
+        server_context=server_context(tls, invited=not is_comm(settings["data_listen"]))
+        if over_network
+        else None,
         retire=lambda reason: end(reason, RETIRED),
         notes=Notes(Path(settings["private"])),
         contact=settings.get("contact", ""),

@@ -19,6 +19,7 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
+from pathways_lab.transport.auth import HOSTS
 from pathways_lab.transport.reactor import Reactor
 from pathways_lab.transport.tls import client_context
 
@@ -47,6 +48,7 @@ def wait_for_island(
         _JOIN_SECONDS,
         name="control",
         context=client_context(settings["tls"]) if over_network else None,
+        holder=HOSTS,
         retry=True,
     )
     fields = told.get()

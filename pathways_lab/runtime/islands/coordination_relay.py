@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pathways_lab.runtime.islands.tls_tunnel import carry
-from pathways_lab.transport.auth import AuthenticationError
+from pathways_lab.transport.auth import HOSTS, AuthenticationError
 from pathways_lab.transport.framing import WireError
 from pathways_lab.transport.handshake import stream
 from pathways_lab.transport.tls import client_context
@@ -164,7 +164,7 @@ def through_control(settings: Mapping[str, Any], number: int) -> socket.socket:
     hello = {"name": settings["name"], "number": number}
     key, context = bytes.fromhex(settings["key"]), client_context(settings["tls"])
     try:
-        sealed = stream(settings["control"], key, hello, context)
+        sealed = stream(settings["control"], key, hello, context, HOSTS)
     except (AuthenticationError, WireError) as error:
         raise ConnectionError(str(error)) from error
     near, far = socket.socketpair()
