@@ -21,8 +21,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from pathways_lab.transport.dask_comms import PREFIX
-
+PREFIX = "dask+"
+"""Addresses that begin so are reached over Dask's comms."""
 _LONGEST = 100
 """Bytes of a Unix socket path that every supported system takes (macOS: 104 with the end)."""
 

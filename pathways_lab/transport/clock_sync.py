@@ -120,6 +120,10 @@ class Beat:
         self._waits = min(self._waits, now)
         return True
 
+    def waits(self, now: float) -> float:
+        """For how many seconds an answer is missing."""
+        return max(0.0, now - self._waits)
+
     def silent(self, heard: float, now: float) -> float | None:
         """For how many seconds it has said nothing, once; 0.0 once it answers again; else None.
 

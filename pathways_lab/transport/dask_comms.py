@@ -18,15 +18,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from pathways_lab.transport import addresses
+from pathways_lab.transport.addresses import PREFIX
+
 T = TypeVar("T")
 
-PREFIX = "dask+"
+OPERATION = "pathways-door"
+"""The operation of Dask's scheduler and workers by which a comm becomes the stream of a link."""
+CONTROL = "control"
+"""The door of the control plane; those of hosts are called as Dask's workers are."""
 _CHUNK = 1 << 20
 """Bytes of one message of a comm at most."""
 _START_SECONDS = 30.0
@@ -35,6 +42,20 @@ _START_SECONDS = 30.0
 def is_comm(address: str) -> bool:
     """Whether an address is reached over a comm: ``dask+tls://host:port``."""
     return address.startswith(PREFIX)
+
+
+def through(scheduler: str, door: str) -> str:
+    """The address of a door of the lab, of which only Dask's *scheduler* is reached from here.
+
+    ``dask+tls://sched:8786#control``; a link through it has TLS of its own from end to end.
+    """
+    return f"{PREFIX}{scheduler}#{door}"
+
+
+def scheduler_of(address: str) -> str:
+    """The scheduler through which an address leads; "" where it leads through none."""
+    scheduler, _, door = address.removeprefix(PREFIX).partition("#")
+    return scheduler if door else ""
 
 
 class Comms:
@@ -96,9 +117,17 @@ class Comms:
     async def _dial(self, address: str, arguments: dict[str, Any], timeout: float) -> socket.socket:
         import distributed.comm.core as dask
 
-        comm = await dask.connect(
-            address.removeprefix(PREFIX), timeout=timeout, deserialize=False, **arguments
-        )
+        server, _, door = address.removeprefix(PREFIX).partition("#")
+        if server.startswith("gateway:"):  # known once this is loaded
+            importlib.import_module("dask_gateway")
+        async with asyncio.timeout(timeout):
+            comm = await dask.connect(server, timeout=timeout, deserialize=False, **arguments)
+            if door:
+                await comm.write({"op": OPERATION, "door": door})
+                refusal = await comm.read()
+                if refusal != "":
+                    comm.abort()
+                    raise ConnectionRefusedError(refusal or f"{server} has no lab any more")
         return self._carry(comm)
 
     def _carry(self, comm: Any) -> socket.socket:
@@ -124,6 +153,57 @@ class Comms:
         await asyncio.gather(*self._porters, return_exceptions=True)
 
 
+_STREAMS = Comms("streams")
+
+
+def dial(address: str, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
+    """As :meth:`Comms.dial`, for a socket that is no link's."""
+    return _STREAMS.dial(address, context, timeout)
+
+
+async def bring(comm: Any, address: str) -> str:
+    """In a server of Dask: carry a comm's bytes to a door of this machine, and back.
+
+    When that is over; what it returns is what Dask answers: why the door does not open.
+    """
+    family, place = addresses.parse(address)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, place)
+    except OSError as error:
+        sock.close()
+        return f"it does not listen: {error}"
+    await comm.write("")
+    await _porter(comm, sock)
+    return ""
+
+
+async def pass_on(comm: Any, server: str, door: str, arguments: dict[str, Any]) -> str:
+    """In a server of Dask: the same with a door of another one, to which *arguments* connect."""
+    import distributed.comm.core as dask
+
+    try:
+        other = await dask.connect(server, deserialize=False, **arguments)
+        await other.write({"op": OPERATION, "door": door})
+    except OSError as error:
+        return f"Dask does not reach its worker: {error}"
+
+    async def onward(source: Any, to: Any) -> None:
+        while True:
+            await to.write(await source.read())
+
+    try:
+        await _first_of(onward(comm, other), onward(other, comm))
+    finally:
+        for each in (comm, other):
+            with contextlib.suppress(Exception):
+                await each.close()
+    return ""
+
+
 async def _porter(comm: Any, ours: socket.socket) -> None:
     loop = asyncio.get_running_loop()
 
@@ -135,22 +215,28 @@ async def _porter(comm: Any, ours: socket.socket) -> None:
         while type(data := await comm.read()) is bytes:
             await loop.sock_sendall(ours, data)
 
-    ways = [loop.create_task(out()), loop.create_task(back())]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(out(), back())
     finally:
-        for way in ways:
-            way.cancel()
-        # Whatever ended it, a closed comm or bytes that are none: the link sees its end.
-        await asyncio.gather(*ways, return_exceptions=True)
         ours.close()
         with contextlib.suppress(Exception):
             await comm.close()
 
 
+async def _first_of(*ways: Coroutine[Any, Any, None]) -> None:
+    """Until one has ended, and with it all; it does not matter why: a link sees the end."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _arguments(address: str, context: ssl.SSLContext | None) -> dict[str, Any]:
     known = context is not None and context.verify_mode is ssl.CERT_REQUIRED
-    if not known or not address.startswith(f"{PREFIX}tls://"):
+    if not known or not address.startswith((f"{PREFIX}tls://", f"{PREFIX}gateway://")):
         raise ValueError(
             f"{address!r} cannot be used without the cluster's certificates: Dask's comms unpickle "
             f"what anybody sends them; use {PREFIX}tls:// and a TLS context"

@@ -13,8 +13,10 @@ message ``hello``, the connecting end first.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import os
 import socket
 import ssl
 import time
@@ -22,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pathways_lab.transport import addresses, auth, clock_sync, versions
-from pathways_lab.transport.dask_comms import is_comm
+from pathways_lab.transport.dask_comms import dial, is_comm, scheduler_of
 from pathways_lab.transport.framing import Decoder, Limits, Message, WireError, encode
 
 
@@ -65,6 +67,11 @@ def tune(sock: socket.socket, silence: float = SILENCE) -> None:
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 
+def no_sign() -> OSError:
+    """The error by which the system says that a machine gives no sign."""
+    return TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+
 def is_silence(error: Exception) -> bool:
     """Whether a connection broke, or was not made, since nothing came from the other machine."""
     silent = isinstance(error, OSError) and error.errno in _SILENT
@@ -81,6 +88,23 @@ def broken(who: str, error: OSError, seconds: float) -> str:
     if isinstance(error, ConnectionResetError):
         return f"{who} was killed, or its machine has started anew (it reset the connection)"
     return f"the connection to {who} broke: {error}"
+
+
+def is_through(sock: socket.socket) -> bool:
+    """Whether a link's socket leads through Dask to another machine: no other has TLS there."""
+    return sock.family == socket.AF_UNIX and isinstance(sock, ssl.SSLSocket)
+
+
+def machine_of(sock: socket.socket, peer: dict[str, Any]) -> str:
+    """The machine at the other end of a link, for people; "" for this one."""
+    name = str(peer.get(HOST, "its machine"))[:64]
+    if sock.family == socket.AF_UNIX:
+        return f" on {name}" if is_through(sock) else ""
+    with contextlib.suppress(OSError):
+        at = sock.getpeername()[0]
+        if at != sock.getsockname()[0]:
+            return f" on {name} ({at})"
+    return ""
 
 
 class Arrival:
@@ -159,12 +183,12 @@ def meet(
     hello of the other end), and the difference of clocks.  Raises Refused,
     AuthenticationError, WireError, TimeoutError, OSError.
     """
-    family, place = addresses.parse(address)
     began = time.monotonic()
     deadline = began + timeout
     if dial is not None and is_comm(address):
         sock = dial(address, context, timeout)
     else:
+        family, place = addresses.parse(address)
         sock = socket.socket(family, socket.SOCK_STREAM)
     try:
 
@@ -188,7 +212,7 @@ def meet(
         if not is_comm(address):
             sock.connect(place)
             tune(sock)
-        if context is not None and not is_comm(address):
+        if context is not None and (scheduler_of(address) or not is_comm(address)):
             sock = context.wrap_socket(sock, do_handshake_on_connect=False)
             heard(sock.do_handshake)
         initiator = auth.Initiator(key, holder)
@@ -220,7 +244,7 @@ def stream(
     Raises what :func:`meet` raises.
     """
     hello = {**hello, "role": STREAM}
-    sock, *_ = meet(address, key, hello, _STREAM_SECONDS, Limits(), context, holder=holder)
+    sock, *_ = meet(address, key, hello, _STREAM_SECONDS, Limits(), context, dial, holder)
     if not isinstance(sock, ssl.SSLSocket):
         sock.close()
         raise ConnectionError(f"{address} takes no TLS, and another program's bytes need it")

@@ -33,11 +33,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pathways_lab.transport.clock_sync import Beat, Difference
+from pathways_lab.transport.clock_sync import ANSWER, Beat, Difference
 from pathways_lab.transport.deferred_signals import HeldBack
 from pathways_lab.transport.forks import leave_at_fork
 from pathways_lab.transport.framing import Decoder, Letter, Message, WireError, bytes_of, encode
-from pathways_lab.transport.handshake import HOST, SILENCE, broken, tune
+from pathways_lab.transport.handshake import SILENCE, broken, is_through, machine_of, no_sign, tune
 from pathways_lab.transport.shared_memory import (
     SHARED_FROM,
     SUPPORTED,
@@ -112,7 +112,6 @@ class _Frame:
 
 class Link:
     """One connected, authenticated socket.
-
     name: who is at the other end (``"island0/host1"``, ``"kernel-1"``).
     peer: the hello of the other end.
     tag: whatever the owner of the reactor wants to remember with the link.
@@ -140,6 +139,7 @@ class Link:
         self.taker: Callable[[Any], object] | None = None
         self.clock = Difference()
         self._beat: tuple[Beat, Callable[[float], object]] | None = None
+        self._silence = SILENCE
         self.sent_messages = self.received_messages = 0
         self._owner = owner
         self._sock = sock
@@ -171,7 +171,7 @@ class Link:
         self._counted = 0
         self._came = 0
         self.heard = time.monotonic()
-        self._at = "" if sock.family == socket.AF_UNIX else _machine_of(sock, peer)
+        self._at = machine_of(sock, peer)
         leave_at_fork(self)
 
     def __repr__(self) -> str:
@@ -199,14 +199,15 @@ class Link:
 
     def bear(self, silence: float = SILENCE) -> None:
         """It breaks when the other end's machine gives no sign for so many seconds."""
+        self._silence = silence
         with contextlib.suppress(OSError):  # it is closed
             tune(self._sock, silence)
 
     def beat(self, tell: Callable[[float], object]) -> None:
         """Ask every second whether the other end is there, and for its clock, on another machine.
 
-        tell(seconds): called in the reactor's thread, once when it has said nothing for so long,
-        and with 0.0 when it answers again.
+        tell(seconds): called once when it has said nothing for so long, and with 0.0 when it
+        answers again; in the reactor's thread.
         """
         if self._at:
             self._beat = Beat(time.monotonic()), tell
@@ -337,6 +338,14 @@ class Link:
                 self.send(_ASK, {"asked": now})
         if (seconds := beat.silent(self.heard, now)) is not None:
             tell(seconds)
+        if self._unheard > self._silence:
+            self._owner.wants_close(self, self.broken(no_sign()))
+
+    @property
+    def _unheard(self) -> float:
+        """For how many seconds an answer is missing, where no system notices that."""
+        beat = self._beat if is_through(self._sock) else None
+        return 0.0 if beat is None else beat[0].waits(time.monotonic())
 
     def give_back(self) -> None:
         """Tell the other end which parts of its arena are not used here any more."""
@@ -468,6 +477,8 @@ class Link:
             if count == 0:
                 if self._found is not None:
                     raise _bare(self._found)
+                if self._unheard > ANSWER:
+                    raise no_sign()
                 raise LinkClosed(f"{self.who} closed the connection")
             self.heard = time.monotonic()
             budget -= count
@@ -546,14 +557,6 @@ def _moment(value: object) -> float:
     if type(value) is float and math.isfinite(value):
         return value
     raise WireError(f"a malformed pulse: {value!r:.40} is no time")
-
-
-def _machine_of(sock: socket.socket, peer: dict[str, Any]) -> str:
-    with contextlib.suppress(OSError):
-        at = sock.getpeername()[0]
-        if at != sock.getsockname()[0]:
-            return f" on {str(peer.get(HOST, 'its machine'))[:64]} ({at})"
-    return ""
 
 
 def _together(frames: list[_Frame]) -> tuple[_Frame, ...]:

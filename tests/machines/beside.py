@@ -21,7 +21,7 @@ COMMON = """
 import json, os, sys, time
 import distributed, jax, numpy as np, pathways_lab as pw
 with distributed.Client(sys.argv[1]) as client: client.wait_for_workers(2)
-lab = pw.connect(sys.argv[1])
+lab = pw.connect(sys.argv[1], transport=os.environ["TRANSPORT"])
 def say(**what): print(json.dumps(what), flush=True)
 """
 CALLS = (
@@ -65,14 +65,14 @@ for order in sys.stdin:
 class Bench:
     """Two hosts and two clients, each on a machine."""
 
-    def __init__(self, folder: Path, size: int, rate: float) -> None:
+    def __init__(self, folder: Path, size: int, rate: float, transport: str) -> None:
         self.machines = Machines(("sched", "one", "two", "ann", "bob"), folder, rate=rate)
         self._group = Group(self.machines)
         for machine, island in (("one", "west"), ("two", "east")):
             self._group.worker(machine, "--devices", "2", "--island", island)
         self.clients = {
-            "ann": self._group.client("ann", CALLS),
-            "bob": self._group.client("bob", BULK, BYTES=str(size)),
+            "ann": self._group.client("ann", CALLS, TRANSPORT=transport),
+            "bob": self._group.client("bob", BULK, BYTES=str(size), TRANSPORT=transport),
         }
         for client in self.clients.values():
             hear(client)
@@ -116,10 +116,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=40.0, help="MB/s of each machine's link")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn, with and without")
+    parser.add_argument("--transport", default="sockets", help="of both clients")
     parser.add_argument("--kinds", nargs="+", default=["upload", "transfer"])
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), chosen.megabytes << 20, 1e6 * chosen.rate)
+        size, rate = chosen.megabytes << 20, 1e6 * chosen.rate
+        bench = Bench(Path(folder), size, rate, chosen.transport)
         try:
             for kind in chosen.kinds:
                 measure(bench, kind, chosen.turns, chosen.seconds)

@@ -48,11 +48,13 @@ class Group:
             *(sys.executable, "-m", module, *options), env=env, stdout=log, stderr=log
         )
 
-    def client(self, machine: str, source: str, **environment: str) -> subprocess.Popen[str]:
+    def client(
+        self, machine: str, source: str, *arguments: str, **environment: str
+    ) -> subprocess.Popen[str]:
         """A script of a client; what it says, errors too, is in its standard output."""
         env = {"DASK_CONFIG": self._certs, **environment}
         return self.machines[machine].python(
-            source, self.address, env=env, stderr=subprocess.STDOUT
+            source, self.address, *arguments, env=env, stderr=subprocess.STDOUT
         )
 
     def close(self) -> None:

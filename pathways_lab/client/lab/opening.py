@@ -34,8 +34,11 @@ from pathways_lab.runtime.control_plane.directory import why_no_name
 from pathways_lab.runtime.processes import keeper, kept_labs
 from pathways_lab.runtime.processes.start_progress import Progress, Show
 from pathways_lab.transport.auth import AuthenticationError
+from pathways_lab.transport.dask_comms import is_comm
 from pathways_lab.transport.framing import WireError
 from pathways_lab.transport.handshake import SILENCE
+
+_FAR = 'pw.connect(..., transport="dask") needs nothing but the port of Dask\'s scheduler'
 
 
 def current() -> Lab:
@@ -205,6 +208,7 @@ def connect(
     silence: float = SILENCE,
     islands: Islands = "machine",
     ports: tuple[int, int] | str | None = None,
+    transport: Transport = "sockets",
 ) -> Lab:
     """Join the lab on a Dask cluster, or make one there by plugins if there is none.
 
@@ -219,7 +223,10 @@ def connect(
         from the name of a machine to that of its island.
     ports: a first and a last one, ``(9000, 9015)``, between which the lab's doors are on every
         machine whose Dask configuration does not say others (``pathways.ports``).
-    These, devices_per_host, memory and platform: only for the one who makes the lab.
+    transport: ``"dask"`` where nothing but Dask's scheduler is reached from here (a forwarded port,
+        a gateway's proxy): this client's links go through it, slower, and encrypted from end to
+        end as they are.
+    Those before, devices_per_host, memory and platform: only for the one who makes the lab.
     timeout: seconds to wait for scheduler, worker and host, each; None: 2 for a connection at all,
         and 30 for the answer of a machine that has taken one.
     name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
@@ -240,12 +247,14 @@ def connect(
         silence=silence,
         islands=islands,
         ports=ports,
+        transport=transport,
     )
     try:
         reach(control.address, "the lab's control plane")
         lab = _joined(control, name, timeout or SILENCE)
     except Unreached as error:
-        raise failures.failure("refused", str(error), error.remedy) from error
+        far = f"; {_FAR}" if control.address.startswith("tcp:") else ""
+        raise failures.failure("refused", str(error), error.remedy + far) from error
     except OSError as error:
         raise failures.failure(
             "lost",
@@ -260,7 +269,8 @@ def connect(
         ) from error
     try:
         lab.session.connection.await_host(timeout or WORKER_SECONDS)
-        _check_ways(lab)
+        if not is_comm(control.address):
+            _check_ways(lab)
     except BaseException:
         lab.close()
         raise
@@ -275,9 +285,9 @@ def _check_ways(lab: Lab) -> None:
     hosts = {host.name: host.data_address for island in lab.islands for host in island.hosts}
     lost = unreached_of(hosts)
     for error in lost:
-        hooks.line()(f"{error}; {error.remedy}")
+        hooks.line()(f"{error}; {error.remedy}; {_FAR}")
     if hosts and len(lost) == len(hosts):
-        raise failures.failure("refused", str(lost[0]), lost[0].remedy)
+        raise failures.failure("refused", str(lost[0]), f"{lost[0].remedy}; {_FAR}")
 
 
 def _joined(control: ControlAddress, name: str, limit: float) -> Lab:

@@ -119,6 +119,7 @@ class Connection:
         self.on_records: Callable[[list[Any]], None] = lambda _: None
         self.on_output: Callable[[dict[str, Any]], None] = lambda _: None
         self.on_policy: Callable[[str, dict[str, Any]], None] = lambda op, _: None
+        self.address = address
         self.topology: dict[str, Any] = {}
         self.policy: dict[str, Any] = {}
         self.given: dict[tuple[str, str], Gift] = {}

@@ -39,6 +39,7 @@ from pathways_lab.runtime.arrays import as_bytes, element_of, index
 from pathways_lab.runtime.data_messages import distinct, upload_fields
 from pathways_lab.transport.auth import AuthenticationError
 from pathways_lab.transport.codec import pack, unpack
+from pathways_lab.transport.dask_comms import scheduler_of, through
 from pathways_lab.transport.handshake import is_silence
 from pathways_lab.transport.link import Link, LinkClosed
 
@@ -245,7 +246,7 @@ class DataLinks:
         connection, key = self._connection, self._connection.data_key
         end = time.monotonic() + connection.silence
         while True:
-            left, address = min(_ATTEMPT, end - time.monotonic()), self.address(host)
+            left, address = min(_ATTEMPT, end - time.monotonic()), self._way(host)
             try:
                 return connection.reactor.connect(
                     address, key, self._hello, left, **self._options(host)
@@ -287,7 +288,7 @@ class DataLinks:
         connection = self._connection
         with contextlib.suppress(PathwaysError):
             connection.reactor.connect_soon(
-                self.address(host),
+                self._way(host),
                 connection.data_key,
                 self._hello,
                 dialled,
@@ -296,10 +297,21 @@ class DataLinks:
 
     def address(self, host: str) -> str:
         """Where a host takes data.  Raises PathwaysError when it is not in the lab."""
+        return str(self._entry(host)["data_address"])
+
+    def _way(self, host: str) -> str:
+        """The same, from here: a client that reaches only Dask's scheduler goes through it."""
+        scheduler = scheduler_of(self._connection.address)
+        if not scheduler:
+            return self.address(host)
+        return through(scheduler, str(self._entry(host)["worker"]))
+
+    def _entry(self, host: str) -> dict[str, Any]:
         for island in self._connection.topology["islands"]:
             for entry in island["hosts"]:
                 if entry["name"] == host:
-                    return str(entry["data_address"])
+                    found: dict[str, Any] = entry
+                    return found
         raise PathwaysError(_unreachable(host, "it is not in the lab any more"))
 
     # --- in the reactor's thread ------------------------------------------------------

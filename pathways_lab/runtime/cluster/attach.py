@@ -18,7 +18,6 @@ Paper: section 3 (users reach the system through a client library).
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import re
@@ -33,13 +32,14 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS, await_asked, await_first
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
-from pathways_lab.runtime.cluster.lab_spec import Wishes
+from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes
 from pathways_lab.runtime.cluster.membership import Islands, is_rule
 from pathways_lab.runtime.cluster.scheduler_probe import (
     PORTS,
     Unreached,
     at_once,
     first_cause,
+    is_own,
     knock,
 )
 from pathways_lab.runtime.cluster.start_control_plane import ANY
@@ -48,7 +48,7 @@ from pathways_lab.runtime.processes import kept_labs
 from pathways_lab.runtime.processes.start_progress import Tell
 from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
-from pathways_lab.transport.dask_comms import is_comm
+from pathways_lab.transport.dask_comms import CONTROL, is_comm, through
 from pathways_lab.transport.handshake import SILENCE
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def read_lab_file(path: str | Path) -> ControlAddress:
         control = json.loads(Path(path).read_text())["control"]
         key, holder = bytes.fromhex(control["key"]), int(control.get("holder", 0))
         dashboard = str(control.get("dashboard", ""))
-        addresses.parse(address := str(control["address"]))
+        if not is_comm(address := str(control["address"])):
+            addresses.parse(address)
         return ControlAddress(address, key, control["tls"], holder, dashboard)
     except FileNotFoundError:
         remedy = "check the path, or ask the owner of the lab for a file (lab.invite(path))"
@@ -181,6 +182,7 @@ def attach(
     silence: float = SILENCE,
     islands: Islands = "machine",
     ports: object = None,
+    transport: Transport = "sockets",
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
@@ -208,11 +210,16 @@ def attach(
 
     ports: for the doors of the lab on every machine, a first and a last one; None: the system
         chooses.  Where a machine's Dask configuration says ``pathways.ports``, that holds there.
+    transport: ``"dask"``: this client reaches nothing but Dask's scheduler, and goes through it; so
+        do hosts that do not reach the control plane, where this client makes the lab.
 
     Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
     """
     wished = Wishes(
-        hosts_per_island=hosts_per_island, devices_per_host=devices_per_host, memory=memory
+        hosts_per_island=hosts_per_island,
+        devices_per_host=devices_per_host,
+        memory=memory,
+        transport=transport,
     )
     wished.check()
     if platform not in ("auto", "cpu"):
@@ -247,7 +254,8 @@ def attach(
     client, ours = _client_of(target, timeout, tell)
     try:
         members = wished.hosts_per_island or 1
-        wishes = (wished.devices_per_host, memory, platform, host_module, members, islands)
+        far = transport == "dask"
+        wishes = (wished.devices_per_host, memory, platform, host_module, members, islands, far)
         control = _Control(pages, plain_collectives, silence, doors)
         return _attach(client, wishes, control, timeout, tell)
     finally:
@@ -316,7 +324,7 @@ def _client_of(
 
 def _attach(
     client: distributed.Client,
-    hosts: tuple[int | None, int | None, str, str, int, Islands],
+    hosts: tuple[int | None, int | None, str, str, int, Islands, bool],
     wished: _Control,
     timeout: float | None,
     tell: Tell,
@@ -331,14 +339,14 @@ def _attach(
     )
 
     address: str = client.scheduler_info()["address"]
+    *_, platform, _, members, islands, far = hosts
     try:
         control = client.run_on_scheduler(control_of)
         if control is None:
             # Their machines decide how the lab is reached.
             await_asked(client, timeout, tell)
-            *_, platform, _, members, islands = hosts
             joined = members > 1 and platform != "cpu"
-            seen = _machines(client, address, wished.plain_collectives, islands, joined)
+            seen = _machines(client, address, wished.plain_collectives, islands, joined, far)
             client.register_plugin(ControlPlugin(seen, *wished))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
@@ -372,8 +380,11 @@ def _attach(
     # The ways between all hosts are many; who joins later has the doctor for them.
     if not local and not control["hosts_are_there"]:
         _tell_closed(client, tell)
+    door = control["address"]
+    if far and not local:
+        door = through(dask_private.scheduler_of(client), CONTROL)
     return ControlAddress(
-        control["address"],
+        door,
         bytes.fromhex(control["key"]),
         None if local else dask_private.pems_of(dask_private.security_of(client), "client"),
         dashboard=client.dashboard_link or "",
@@ -418,11 +429,13 @@ def _machines(
     plain_collectives: bool,
     islands: Islands,
     joined: bool = False,
+    by_dask: bool = False,
 ) -> str | None:
     """The host at which other machines reach the scheduler's; None: client and workers are there.
 
     Machines are compared, and not names: a scheduler may call itself 127.0.1.1 and be reached
-    from everywhere.  joined: accelerators of an island start as one runtime.
+    from everywhere.  joined: accelerators of an island start as one runtime.  by_dask: this client
+    reaches Dask's scheduler only.
 
     Raises PathwaysError where others could listen, or nobody could come.
     """
@@ -437,19 +450,21 @@ def _machines(
     seen = client.run(machine_of_worker, islands, joined, on_error="return").values()
     told = [each for each in seen if not isinstance(each, BaseException)]
     far = [host for machine, host, *_ in told if machine != there]
-    if addresses.machine() != there:
+    away = addresses.machine() != there
+    if away and not by_dask:
         far.insert(0, dask_private.host_of_scheduler(client))
-    if not far and dask_private.is_loopback(address):
+    if not far and not away and dask_private.is_loopback(address):
         return None
     pems = dask_private.pems_of(dask_private.security_of(client), "client")
     if pems is None:
         raise _error(*plain_text(address))
     host = far[0] if far else dask_private.host_of(address)
-    if far and ipaddress.ip_address(host).is_loopback:
+    if far and not client.run_on_scheduler(is_own, host):
         raise _error(
             f"the Dask scheduler is on another machine and is reached at {host}, by a forwarded"
             " port: nothing but that port comes through, and the lab has ports of its own",
-            "connect to an address of the scheduler's machine, or from that machine",
+            'transport="dask" goes through that port, slower; or connect to an address of the'
+            " scheduler's machine",
         )
     if not plain_collectives:
         first = {island: machine for machine, _, island, _ in told}

@@ -55,7 +55,7 @@ from pathways_lab.runtime.cluster.start_control_plane import ANY, ControlProcess
 from pathways_lab.runtime.islands.tls_tunnel import why_clear
 from pathways_lab.runtime.processes import job, slurm
 from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
-from pathways_lab.transport import versions
+from pathways_lab.transport import dask_comms, versions
 from pathways_lab.transport.addresses import machine, port_range, private_folder, remove_folder
 from pathways_lab.transport.handshake import SILENCE
 
@@ -91,6 +91,7 @@ class ControlPlugin(SchedulerPlugin):
     silence: float = SILENCE
     ports: str = ANY
     _names: dict[str, str] = field(default_factory=dict, init=False)
+    _workers: dict[str, str] = field(default_factory=dict, init=False)
     _in_use: frozenset[str] = field(default_factory=frozenset, init=False)
     _endings: set[asyncio.Future[None]] = field(default_factory=set, init=False)
     _door: Door | None = field(default=None, init=False)
@@ -118,6 +119,8 @@ class ControlPlugin(SchedulerPlugin):
         )
         for address in dask_private.known_workers(scheduler):
             self.add_worker(scheduler, address)
+        self._to_workers = dask_private.security_of(scheduler).get_connection_args("scheduler")
+        dask_private.answer(scheduler, dask_comms.OPERATION, self._come)
         if self.pages is not None:
             first = scheduler not in _doors
             self._door = _doors[scheduler] = Door(self.pages, self._plane)
@@ -152,7 +155,7 @@ class ControlPlugin(SchedulerPlugin):
         """Remember its name: when it is removed, Dask tells only the address."""
         name = dask_private.name_of_known_worker(scheduler, worker)
         if name is not None:
-            self._names[worker] = name
+            self._names[worker], self._workers[name] = name, worker
 
     def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
         """Its host is lost, also when the device process only hangs: after a while.
@@ -161,6 +164,7 @@ class ControlPlugin(SchedulerPlugin):
         """
         name = self._names.pop(worker, None)
         if name is not None:
+            self._workers.pop(name, None)
             with contextlib.suppress(ChildDied):  # the lab has ended before its cluster
                 self._plane.worker_removed(name, f"Dask removed its worker ({worker})")
 
@@ -173,15 +177,20 @@ class ControlPlugin(SchedulerPlugin):
         if "in_use" in report:
             self._in_use = frozenset(report["in_use"])
             return
-        for address, name in self._names.items():
-            if name == report["worker"]:
-                doing = asyncio.ensure_future(
-                    dask_private.run_on_worker(
-                        scheduler, address, act, report["host"], report["wish"]
-                    )
-                )
-                self._endings.add(doing)
-                doing.add_done_callback(self._endings.discard)
+        if address := self._workers.get(report["worker"]):
+            doing = asyncio.ensure_future(
+                dask_private.run_on_worker(scheduler, address, act, report["host"], report["wish"])
+            )
+            self._endings.add(doing)
+            doing.add_done_callback(self._endings.discard)
+
+    async def _come(self, comm: Any, door: str) -> str:
+        """Somebody whom Dask lets in comes to a door of the lab, which looks at him itself."""
+        if door == dask_comms.CONTROL:
+            return await dask_comms.bring(comm, self._plane.address)
+        if worker := self._workers.get(door):
+            return await dask_comms.pass_on(comm, worker, door, self._to_workers)
+        return f"no worker is called {door}"
 
     def log_event(self, topic: str, msg: Any) -> None:
         """A worker says how its device process ended."""
@@ -205,6 +214,7 @@ class ControlPlugin(SchedulerPlugin):
         return self._over
 
     async def _leave(self, scheduler: Any) -> None:
+        dask_private.answer(scheduler, dask_comms.OPERATION, None)
         await self.close()
         try:
             await dask_private.remove_plugins(scheduler, self.name, HostsPlugin.name)
@@ -353,6 +363,7 @@ class HostsPlugin(WorkerPlugin):
     control: what :func:`control_of` answers.
     devices_per_host, memory, platform, host_module, members, islands: see
         :func:`pathways_lab.runtime.cluster.attach.attach`; members are its hosts_per_island.
+    by_dask: a host that does not reach the control plane goes through Dask's scheduler.
     failure: why it could not start the device process, or "" where it did; None: it is at it.
     process: the device process, once it was started.
     """
@@ -367,6 +378,7 @@ class HostsPlugin(WorkerPlugin):
     host_module: str
     members: int = 1
     islands: Islands = "machine"
+    by_dask: bool = False
     failure: str | None = field(default=None, init=False)
     process: DeviceProcess | None = field(default=None, init=False)
     _notice: str = field(default="", init=False)
@@ -391,13 +403,15 @@ class HostsPlugin(WorkerPlugin):
         self._folder = private_folder()
         try:
             configuration = self._configuration(worker)
-            await asyncio.to_thread(_reach_control, configuration["control"])
+            way = await asyncio.to_thread(self._way_to_control, worker, configuration["control"])
+            configuration["control"] = way
         except Exception as error:
             remove_folder(self._folder)
             self._left_out(worker, error)
             raise
         self._reports = DeathReports(configuration)
         self._reports.attach(worker)
+        dask_private.answer(worker, dask_comms.OPERATION, self._come)
         self._hear_notice(worker)
         self.process = await asyncio.to_thread(
             DeviceProcess,
@@ -412,10 +426,16 @@ class HostsPlugin(WorkerPlugin):
             await self.teardown(worker)
             raise
 
+    async def _come(self, comm: Any, door: str) -> str:
+        """As at the scheduler; the only door here is the host's."""
+        listens = "" if self.process is None else self.process.listens
+        return await dask_comms.bring(comm, listens) if listens else "it is not there"
+
     async def teardown(self, worker: Any) -> None:
         """The worker ends, and with it the device process, which ends what it has begun first."""
         if self.process is None:
             return
+        dask_private.answer(worker, dask_comms.OPERATION, None)
         self._ending = True
         try:
             lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
@@ -492,6 +512,19 @@ class HostsPlugin(WorkerPlugin):
             contact=contact,
         ).configuration()
 
+    def _way_to_control(self, worker: Any, address: str) -> str:
+        """The address at which the control plane is reached from here.
+
+        Raises ConnectionError; the device process would try for longer, and not say it so well.
+        """
+        try:
+            reach(address, "the lab's control plane")
+        except Unreached as error:
+            if not self.by_dask:
+                raise ConnectionError(f"{error}; {error.remedy}") from None
+            return dask_comms.through(dask_private.scheduler_of(worker), dask_comms.CONTROL)
+        return address
+
     def _left_out(self, worker: Any, error: Exception) -> None:
         """Clients of a lab that runs hear of it too."""
         try:
@@ -529,14 +562,6 @@ def _why_told(notice: str) -> str:
     """Why this worker was told to end: its scheduler of jobs knows, and it can only guess."""
     number = job.number_of(os.environ)
     return (number and slurm.explain(number)) or notice
-
-
-def _reach_control(address: str) -> None:
-    """Raises ConnectionError; the device process would try for longer, and not say it so well."""
-    try:
-        reach(address, "the lab's control plane")
-    except Unreached as error:
-        raise ConnectionError(f"{error}; {error.remedy}") from None
 
 
 def _pems_of(worker: Any) -> dict[str, str]:

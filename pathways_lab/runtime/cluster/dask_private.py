@@ -261,9 +261,22 @@ def has_dashboard() -> bool:
     return "distributed.dashboard.scheduler" in sys.modules
 
 
+def answer(server: Any, operation: str, handler: Callable[..., Any] | None) -> None:
+    """Have a Scheduler or Worker answer an operation of others' comms; None: no more."""
+    if handler is None:
+        server.handlers.pop(operation, None)
+    else:
+        server.handlers[operation] = handler
+
+
+def scheduler_of(owner: Any) -> str:
+    """The address at which a Client or Worker reaches its scheduler, by a proxy too."""
+    return str(owner.scheduler.address)
+
+
 def host_of_scheduler(owner: Any) -> str:
     """The numeric address at which a Client or Worker reaches its scheduler's machine."""
-    host = host_of(owner.scheduler.address)
+    host = host_of(scheduler_of(owner))
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 

@@ -138,7 +138,8 @@ class DeviceProcess:
     folder: of its parent.  Each incarnation keeps its compiled functions there for the next one.
     environment: variables to set in addition to this process's own.
     first: the first one, if it was started already and waits for its configuration.
-    data_address: where others reach the present one; "" before it is ready.
+    data_address: where others reach the present one; "" before it is ready.  listens: where it
+        listens itself.
     on_change: called in the watching thread.
     """
 
@@ -153,7 +154,7 @@ class DeviceProcess:
     ) -> None:
         self.name: str = configuration["name"]
         self.restarts = 0
-        self.data_address = ""
+        self.data_address = self.listens = ""
         compiled = folder / f"compiled-{self.name.replace('/', '-')}"
         self._configuration = {**configuration, "compiled": str(compiled)}
         self._folder = folder
@@ -271,7 +272,9 @@ class DeviceProcess:
                         remove_folder(self._private)
                         return
                 ended = self._child
-                self.data_address = ended.hear(_READY_SECONDS).get("data_address", "")
+                report = ended.hear(_READY_SECONDS)
+                self.data_address = report.get("data_address", "")
+                self.listens = report.get("listens", "")
                 self._settled.set()
                 self._on_change(Change("ready", ended.pid))
                 ended.wait()

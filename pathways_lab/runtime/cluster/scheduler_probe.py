@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 import threading
@@ -30,6 +31,7 @@ from typing import Any, TypeVar
 
 from pathways_lab.runtime.processes.start_progress import Tell
 from pathways_lab.transport import addresses
+from pathways_lab.transport.dask_comms import is_comm
 
 PATIENCE = 1.0
 """Seconds after which whoever waits is told for what."""
@@ -123,9 +125,8 @@ def reach(address: str, whose: str) -> None:
 
     whose: the door's owner, for the error.  Raises Unreached within :data:`REACH` seconds.
     """
-    _, place = addresses.parse(address)
-    if isinstance(place, str):
-        return  # on this machine
+    if is_comm(address) or isinstance(place := addresses.parse(address)[1], str):
+        return  # by Dask, or on this machine
     host, port = place
     try:
         socket.create_connection((host, port), timeout=REACH).close()
@@ -305,6 +306,17 @@ def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
         loop.run_until_complete(task)
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+
+
+def is_own(host: str) -> bool:
+    """For ``Client.run_on_scheduler``: whether that is an address of this machine to others."""
+    if ipaddress.ip_address(host).is_loopback:
+        return False
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError:
+        return False
+    return True
 
 
 # --- ports that are opened for a moment --------------------------------------------------------

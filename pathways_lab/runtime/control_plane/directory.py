@@ -373,6 +373,7 @@ class Registry:
                     "kind": host.kind,
                     "memory": host.memory,
                     "data_address": host.data_address,
+                    "worker": host.worker,
                     "emulated": host.emulated,
                     "make": host.make,
                     "machine": host.hostname,

@@ -147,7 +147,7 @@ class HostRim:
         bindings.resolve_with(self.tenants.device)
         if isinstance(runtime, SpanningCpuRuntime):
             runtime.reach = self._peers.stream
-        listens = self.reactor.listen(
+        self.listens = self.reactor.listen(
             data_listen,
             data_key,
             self._meet,
@@ -158,8 +158,8 @@ class HostRim:
                 _HEADER, body=max(unfinished_bytes(runtime.memory), runtime.memory * runtime.count)
             ),
         )
-        port = listens.rpartition(":")[2]
-        self.data_address = f"tcp://{contact}:{port}" if contact else listens
+        port = self.listens.rpartition(":")[2]
+        self.data_address = f"tcp://{contact}:{port}" if contact else self.listens
 
     def start(self, control: str, key: bytes, **hello: Any) -> None:
         """Join the lab at the control plane's address, and work until the process ends."""

@@ -214,7 +214,9 @@ def main() -> None:
         assembled=assembled,
         clear=assembled or (isinstance(rim.runtime, SpanningCpuRuntime) and rim.runtime.plain),
     )
-    child_process.report(ready=True, pid=os.getpid(), data_address=rim.data_address)
+    child_process.report(
+        ready=True, pid=os.getpid(), data_address=rim.data_address, listens=rim.listens
+    )
     troubles = Troubles(rim.reactor)
     dcn_collectives.slowed_by(functools.partial(troubles.lateness, "dcn"))
     flips = Flips(rim.tenants, rim.reactor.call_later)
