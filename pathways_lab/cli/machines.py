@@ -17,10 +17,14 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pathways_lab.cli.finding import Finding
 
+if TYPE_CHECKING:
+    from pathways_lab.runtime.cluster.scheduler_probe import Way
+
+_HERE = "this client"
 LIMIT = 2.0
 """Seconds for Dask's own connection to the scheduler."""
 
@@ -67,6 +71,17 @@ def _facts(role: str, name: str, host: str, island: str, devices: int) -> Facts:
     free = available_memory()
     here = socket.gethostname()
     return Facts(role, here, name, host, machine(), island, devices, free, versions.here())
+
+
+def worker_knocks(
+    doors: dict[str, tuple[str, int]], word: bytes, dask_worker: Any = None
+) -> dict[str, Way]:
+    """For ``Client.run``: the ways from a worker, which may reach the scheduler elsewhere."""
+    from pathways_lab.runtime.cluster import dask_private
+    from pathways_lab.runtime.cluster.scheduler_probe import knock_at
+
+    scheduler = dask_private.host_of_scheduler(dask_worker), doors["scheduler"][1]
+    return knock_at({**doors, "scheduler": scheduler}, word)
 
 
 # --- the commands --------------------------------------------------------------------------------
@@ -196,6 +211,7 @@ def _ways(client: Any, workers: Mapping[str, Facts]) -> Iterator[Finding]:
     """The scheduler's machine and every worker are reached from every worker and from here."""
     from pathways_lab.runtime.cluster import dask_private
     from pathways_lab.runtime.cluster.scheduler_probe import (
+        BY_DASK,
         PORTS,
         WORD,
         close_doors,
@@ -212,8 +228,8 @@ def _ways(client: Any, workers: Mapping[str, Facts]) -> Iterator[Finding]:
         for address, each in workers.items():
             port = client.run(open_door, each.host, word, workers=[address])[address]
             doors[each.name] = each.host, port
-        ways = {"this client": knock_at(doors, word)}
-        told = client.run(knock_at, doors, word, workers=list(workers)) if workers else {}
+        ways = {_HERE: knock_at(doors, word)}
+        told = client.run(worker_knocks, doors, word, workers=list(workers)) if workers else {}
         for address, found in told.items():
             name = workers[address].name
             ways[name] = {target: way for target, way in found.items() if target != name}
@@ -222,9 +238,10 @@ def _ways(client: Any, workers: Mapping[str, Facts]) -> Iterator[Finding]:
         client.run(close_doors, workers=list(workers))
     good = [way for found in ways.values() for way in found.values() if not way.failure]
     for source, found in ways.items():
+        mend = f"{PORTS}; {BY_DASK}" if source == _HERE else PORTS
         for target, way in found.items():
             if way.failure:
-                yield Finding("FAIL", f"{source} does not reach {target}: {way.failure}", PORTS)
+                yield Finding("FAIL", f"{source} does not reach {target}: {way.failure}", mend)
     if good:
         slow, thin = max(way.seconds for way in good), min(way.rate for way in good)
         yield Finding(

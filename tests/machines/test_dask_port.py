@@ -12,7 +12,7 @@ import pytest
 
 from tests.machines.bench import Machine, until
 from tests.machines.conftest import Make
-from tests.machines.group import BIN, Group, path, tell
+from tests.machines.group import BIN, Group, lines_of, path, tell
 
 pytestmark = pytest.mark.cluster
 
@@ -28,25 +28,26 @@ def carry(one, other):
     for end in (one, other):
         try: end.shutdown(socket.SHUT_RDWR)
         except OSError: pass
-door = socket.create_server(("", 8786))
+door = socket.create_server((sys.argv[1], 8786))
 print("forwards", flush=True)
 while True:
-    near, far = door.accept()[0], socket.create_connection(("10.77.0.1", 8786))
+    near, far = door.accept()[0], socket.create_connection((sys.argv[2], 8786))
     for ends in (near, far), (far, near): threading.Thread(target=carry, args=ends).start()
 """
-"""The one way from the notebook's machine to others, as ``ssh -L`` makes it."""
+"""Both ends of the one way from the notebook's machine to others, as ``ssh -L`` makes it."""
 
+LINES = lines_of("A notebook that reaches one port only", "python")
 FAR = f"""
 import os, signal, sys, threading, time
 import distributed, jax, numpy as np, pathways_lab as pw
 sys.stderr = sys.stdout
 def say(*what): print(*what, flush=True)
-at = "tls://gate:8786"
+at = "tls://127.0.0.1:8786"
 with distributed.Client(at) as client: client.wait_for_workers(2)
 if sys.argv[2:] == ["first"]:
     try: pw.connect(at)
     except pw.PathwaysError as error: say("refused", error)
-lab = pw.connect(at, transport="dask", silence=5)
+LINES
 on = [lab.slice(1) for _ in range(2)]
 assert on[0].hosts != on[1].hosts
 add = [pw.jit(lambda x: x + 1, on=s) for s in on]
@@ -74,7 +75,7 @@ input()
 began = time.monotonic()
 try: add[1](np.arange(4.0)).result()
 except pw.PathwaysError as error: say("lost", time.monotonic() - began, error.failure.message)
-"""
+""".replace("LINES", LINES.replace('"dask"', '"dask", silence=8'))
 
 
 @pytest.fixture
@@ -86,11 +87,16 @@ def group(machines: Make) -> Iterator[Group]:
     made = Group(group_machines, "--host", "10.77.0.1")
     for machine in ("one", "two"):
         made.worker(machine, "--devices", "1")
-    with group_machines["gate"].python(FORWARD) as gate:
-        assert gate.stdout
-        assert gate.stdout.readline() == "forwards\n"
+    with (
+        group_machines["gate"].python(FORWARD, "", "10.77.0.1") as gate,
+        group_machines["note"].python(FORWARD, "127.0.0.1", "gate") as note,
+    ):
+        for end in (gate, note):
+            assert end.stdout
+            assert end.stdout.readline() == "forwards\n"
         yield made
         gate.kill()
+        note.kill()
     made.close()
     group_machines.close()
 
@@ -117,12 +123,20 @@ def test_a_notebook_behind_a_forwarded_port_has_the_whole_lab(group: Group) -> N
         assert client.stdout
         said = iter(client.stdout.readline, "")
         told = until_line(said, "here")
-        assert re.search(r"^refused .* is reached at 10\.77\.0\.4, by a forwarded port", told, re.M)
+        assert re.search(r"^refused .* is reached at 127\.0\.0\.1, by a forwarded port", told, re.M)
         assert 'remedy: transport="dask" goes through that port' in told
         assert "computed 14.0\n" in told
         assert "sum over 2 28.0\n" in told
         assert "interrupted True\nhere 6.0\n" in told
         assert machines.sniff() == {SECRET: 0, HELLO: 0}
+        doctor = (sys.executable, "-m", "pathways_lab", "doctor", "tls://127.0.0.1:8786")
+        settings = {"DASK_CONFIG": f"{machines.shared}/certs"}
+        with machines["note"].start(*doctor, env=settings) as process:
+            told = process.communicate()[0]
+        for name in "scheduler", "west/one", "west/two":
+            assert f"this client does not reach {name}: " in told
+        assert 'transport="dask"' in told
+        assert "west/one does not reach" not in told
         # A client that is killed leaves nothing on the way.
         before = {name: connections(machines[name]) for name in ("sched", "one", "two")}
         with group.client("note", FAR, "killed") as killed:
@@ -130,7 +144,7 @@ def test_a_notebook_behind_a_forwarded_port_has_the_whole_lab(group: Group) -> N
         for name, count in before.items():
             until(lambda name=name, count=count: connections(machines[name]) <= count, name, 5)
         machines.unplug("gate")
-        time.sleep(3.5)
+        time.sleep(3.0)
         machines.plug("gate")
         tell(client, "")
         told = until_line(said, "still here 10.0")
@@ -140,7 +154,7 @@ def test_a_notebook_behind_a_forwarded_port_has_the_whole_lab(group: Group) -> N
         told = client.communicate("\n")[0]
     lost = re.search(r"^lost (\d+)\S* the lab is gone: no word from control on sched", told, re.M)
     assert lost, told
-    assert 3 < int(lost[1]) < 12
+    assert 5 < int(lost[1]) < 16
 
 
 WALLED = """

@@ -506,6 +506,7 @@ def test_collectives_in_the_clear_are_refused_unless_their_owner_trusts_the_netw
         return dask_worker.name, "10.0.0.1", "west", joined
 
     monkeypatch.setattr(dask_plugins, "machine_of_worker", there)
+    monkeypatch.setattr(attach_module, "is_own", lambda host: True)
     security = distributed.Security.temporary()
     with dask_here(protocol="tls", security=security, n_workers=2) as client:
         with pytest.raises(PathwaysError, match=r"west: the workers of the island are on several"):

@@ -29,7 +29,13 @@ from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS
 from pathways_lab.runtime.cluster.embedded import start_cluster
 from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
 from pathways_lab.runtime.cluster.membership import Islands
-from pathways_lab.runtime.cluster.scheduler_probe import Unreached, Wait, reach, unreached_of
+from pathways_lab.runtime.cluster.scheduler_probe import (
+    BY_DASK,
+    Unreached,
+    Wait,
+    reach,
+    unreached_of,
+)
 from pathways_lab.runtime.control_plane.directory import why_no_name
 from pathways_lab.runtime.processes import keeper, kept_labs
 from pathways_lab.runtime.processes.start_progress import Progress, Show
@@ -37,8 +43,6 @@ from pathways_lab.transport.auth import AuthenticationError
 from pathways_lab.transport.dask_comms import is_comm
 from pathways_lab.transport.framing import WireError
 from pathways_lab.transport.handshake import SILENCE
-
-_FAR = 'pw.connect(..., transport="dask") needs nothing but the port of Dask\'s scheduler'
 
 
 def current() -> Lab:
@@ -253,7 +257,7 @@ def connect(
         reach(control.address, "the lab's control plane")
         lab = _joined(control, name, timeout or SILENCE)
     except Unreached as error:
-        far = f"; {_FAR}" if control.address.startswith("tcp:") else ""
+        far = f"; {BY_DASK}" if control.address.startswith("tcp:") else ""
         raise failures.failure("refused", str(error), error.remedy + far) from error
     except OSError as error:
         raise failures.failure(
@@ -285,9 +289,9 @@ def _check_ways(lab: Lab) -> None:
     hosts = {host.name: host.data_address for island in lab.islands for host in island.hosts}
     lost = unreached_of(hosts)
     for error in lost:
-        hooks.line()(f"{error}; {error.remedy}; {_FAR}")
+        hooks.line()(f"{error}; {error.remedy}; {BY_DASK}")
     if hosts and len(lost) == len(hosts):
-        raise failures.failure("refused", str(lost[0]), f"{lost[0].remedy}; {_FAR}")
+        raise failures.failure("refused", str(lost[0]), f"{lost[0].remedy}; {BY_DASK}")
 
 
 def _joined(control: ControlAddress, name: str, limit: float) -> Lab:

@@ -47,6 +47,7 @@ WORD = 16
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 PORTS = "open the ports of these machines to each other: docs/machines.md says who connects to whom"
+BY_DASK = 'pw.connect(..., transport="dask") needs nothing but the port of Dask\'s scheduler'
 
 
 class Unreached(OSError):
@@ -312,8 +313,9 @@ def is_own(host: str) -> bool:
     """For ``Client.run_on_scheduler``: whether that is an address of this machine to others."""
     if ipaddress.ip_address(host).is_loopback:
         return False
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        socket.create_server((host, 0), family=family).close()
     except OSError:
         return False
     return True
