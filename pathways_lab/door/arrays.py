@@ -105,8 +105,9 @@ class Arrays(State):
         if parts[0].shape == stored.shape:
             return parts[0]
         data = np.empty(stored.shape, parts[0].dtype)
-        for part, (device, *_) in zip(parts, held, strict=True):
-            data[index(found[device])] = part
+        for part, devices in zip(parts, held, strict=True):
+            for box in {found[device] for device in devices}:  # equal shards come once
+                data[index(box)] = part
         return data
 
     def _make_array_from_host_buffer_request(self, request: Any, reply: Reply) -> Any:

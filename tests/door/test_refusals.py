@@ -183,6 +183,14 @@ def shards(held: list[list[int]], parts: int) -> Any:
     return made
 
 
+def test_one_part_may_be_several_shards(client):
+    half = np.arange(4, dtype=np.float32).reshape(2, 2)
+    client.buffers.put(7, half.tobytes())
+    client.ask("make_arrays_from_host_buffer_shards_request", shards([[0, 1]], 1))
+    found = asyncio.run(client.session._value(1).read())
+    assert np.array_equal(found, [*half, *half])
+
+
 @pytest.mark.parametrize(
     ("held", "parts"), [([], 0), ([[0]], 1), ([[0], [0]], 2), ([[0], [5]], 2), ([[0, 1], []], 2)]
 )
