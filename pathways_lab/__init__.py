@@ -157,15 +157,10 @@ def _open_timeline(timeline: Timeline, *panels: str, **options: Any) -> Any:
     return view_of(timeline, *panels, **options)
 
 
-def _open_door(lab: Lab, name: str, slice_index: bool) -> Any:
+def _lab_closes(lab: Lab) -> None:
     from pathways_lab.door import in_process
 
-    return in_process.open_door(lab, name, slice_index)
-
-
-def _lab_closes(lab: Lab) -> None:
-    if (doors := sys.modules.get("pathways_lab.door.in_process")) is not None:
-        doors.close_of(lab)
+    in_process.close_of(lab)
     _close_views(lab)
 
 
@@ -205,7 +200,6 @@ def _plug_in() -> None:
     log.open_view = log.open_view or _open_timeline
     hooks.pages = hooks.pages or PAGES
     hooks.open_dashboard = hooks.open_dashboard or _open_dashboard
-    hooks.open_door = hooks.open_door or _open_door
     hooks.open_view = hooks.open_view or _open_view
     hooks.lab_opened = hooks.lab_opened or kernels.note
     hooks.lab_closes = hooks.lab_closes or _lab_closes
@@ -219,6 +213,7 @@ def __getattr__(name: str) -> Any:
     if home.startswith(("client.", "pipeline")):
         # The lab is what makes calls outside of programs run.
         importlib.import_module("pathways_lab.client.lab.lab")
+        importlib.import_module("pathways_lab.door.in_process")
     if home.startswith(("client.", "pipeline", "timeline")):
         _plug_in()
     # A package of that name is a name of its own.

@@ -34,6 +34,7 @@ OURS = {
     "Account.add", "Account.settle", "Accounts.of", "CapturedProgram.ready", "Chaos.ask",
     "Chaos.close", "Chaos.host", "Checking.before", "Checking.session", "Comparison.bundle",
     "CompiledFunction.as_jit", "CompiledFunction.bind", "CompiledFunction.elsewhere",
+    "CompiledFunction.on_slice", "Slice.holding",
     "CompiledFunction.ready", "Dcn.of", "Handle.alone", "Handle.buffer", "Handle.buffer_id",
     "Handle.pending", "Handle.session", "Lab.rebind_slice", "Lab.release_slice", "Lab.slice_state",
     "Machine.rebind_slice", "Machine.release_slice", "Machine.session", "Machine.slice_state",

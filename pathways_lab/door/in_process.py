@@ -1,15 +1,16 @@
 """The lab as JAX's devices in this process, from any moment on.
 
 Problem: a notebook decides for a lab when JAX was imported and used; no environment can say it
-before.
+before.  And most notebooks never need more of JAX than their lab compiles.
 
 How: the same door as for a program that is started with one, beside what JAX had; see
-:mod:`pathways_lab.runtime.jax_backends`.
+:mod:`pathways_lab.runtime.jax_backends`.  It opens when JAX first meets a value or a device of the
+lab (:mod:`pathways_lab.client.session.in_jax`), and closes with the lab.
 
-Handles of the lab are then arrays for JAX: each gets one at its first use (:mod:`.exchange`).
+Handles of the lab are arrays for JAX: each gets one at its first use (:mod:`.exchange`).
 
-Rule for maintainers: one door for a process, since JAX has one default backend.  When it closes,
-nothing keeps a device or an array of JAX's client.
+Rule for maintainers: one door for a process.  When it closes, nothing keeps a device or an array of
+JAX's client.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.jit import jit
-from pathways_lab.client.lab import sharing
+from pathways_lab.client.lab import hooks, sharing
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session import failures, in_jax
@@ -45,7 +46,6 @@ from pathways_lab.runtime.devices import mesh_of, spec_of
 from pathways_lab.runtime.processes.program_environment import LAB_FILE, PLATFORM, SETTINGS
 
 _lock = threading.Lock()
-_open: OpenDoor | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -57,15 +57,16 @@ class _InJax:
 
 
 class OpenDoor:
-    """JAX's devices in this process are a lab's: see :meth:`pathways_lab.Lab.open_door`.
+    """JAX has the devices of a lab in this process: see :meth:`pathways_lab.Lab.open_door`.
 
     devices: all of the lab, as JAX has them.  client: the door's name as a client of the lab.
+    slice_index: whether devices have the number of their island.
     """
 
-    names = jax_backends.NAMES
-
     def __init__(self, lab: Lab, name: str, slice_index: bool) -> None:
-        self.lab = lab
+        self.lab, self.slice_index = lab, slice_index
+        self._back: Callable[[], None] | None = None
+        self._stays = False
         self._numbers = itertools.count(1)
         self._exchanging = threading.Lock()
         self._kept: weakref.WeakSet[_InJax] = weakref.WeakSet()
@@ -76,7 +77,6 @@ class OpenDoor:
                     self._connected = plugin.connect(variables[LAB_FILE], name, slice_index)
                 undone.callback(self._connected.close)
                 self._leave = jax_backends.enter(PLATFORM, self._connected.client)
-                self._refuse = jax_backends.take(Handle, self.sharding, self.arrays)
                 undone.pop_all()
         except RuntimeError as error:
             raise failures.refused(f"no door opens: {error}", "see the reason") from None
@@ -92,7 +92,22 @@ class OpenDoor:
             weakref.WeakKeyDictionary()
         )
         self._taking = functools.lru_cache(maxsize=1024)(functools.partial(_taking, lab.name))
-        in_jax.door = self
+
+    def lead(self, stays: bool) -> None:
+        """Make the devices those that JAX takes where nothing names others: ``jax.devices()``.
+
+        stays: the door was open before.  Raises PathwaysError when they are.
+        """
+        if self._back is not None:
+            raise failures.refused(
+                f"jax.devices() in this process are those of {self.lab.name} already",
+                "close that door first",
+            )
+        self._back, self._stays = jax_backends.prefer(self._connected.client), stays
+
+    def device(self, place: Slice, number: int) -> Any:
+        """JAX's device for one of a slice's."""
+        return self._mesh(place, place.axis_sizes).devices.flat[number]
 
     def mesh_of(self, place: Slice) -> Mesh | None:
         """A slice of the lab as a mesh of JAX's devices; None for other slices, and for those
@@ -125,9 +140,8 @@ class OpenDoor:
     def array(self, tree: Any) -> Any:
         """Handles as JAX's arrays: on the same devices, cut in the same way.
 
-            with lab.open_door() as door:
-                jnp.mean(handle)                       # JAX takes handles; this is on the lab
-                params = door.array(params)            # hundreds of them in one message
+            jnp.mean(handle)                           # JAX takes handles; this is on the lab
+            params = door.array(params)                # hundreds of them in one message
 
         tree: a handle of this lab, or a tree of them; what else is in it stays as it is.
 
@@ -137,7 +151,7 @@ class OpenDoor:
         """
         leaves, structure = jax.tree.flatten(tree)
         where = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Handle)]
-        for number, array in zip(where, self.arrays([leaves[n] for n in where]), strict=True):
+        for number, array in zip(where, in_jax.arrays([leaves[n] for n in where]), strict=True):
             leaves[number] = array
         return jax.tree.unflatten(structure, leaves)
 
@@ -154,13 +168,6 @@ class OpenDoor:
         found: dict[int, Any] = {}
         missing: dict[Slice, dict[int, Handle]] = {}
         for handle in handles:
-            if not self.knows(handle):
-                raise failures.refused(
-                    f"{handle!r} is of another lab than {self.lab.name}, whose devices are JAX's",
-                    "jax.numpy.asarray(handle.result()) is an array of its value",
-                )
-            if (failure := handle.failure) is not None:
-                raise PathwaysError(failure)
             found[id(handle)] = array = self._known(handle)
             if array is None:
                 missing.setdefault(handle.slice, {})[id(handle)] = handle
@@ -214,7 +221,7 @@ class OpenDoor:
         """
         leaves, structure = jax.tree.flatten(tree)
         for leaf in leaves:
-            if _is_jax(leaf) and not leaf.sharding.device_set <= self._own:
+            if _is_jax(leaf) and not self.holds(leaf):
                 on = ", ".join(sorted(map(str, leaf.sharding.device_set)))
                 raise failures.refused(
                     f"an array is on {on}, which are not the lab's",
@@ -222,11 +229,16 @@ class OpenDoor:
                 )
         return jax.tree.unflatten(structure, self.handles(leaves))
 
+    def holds(self, value: Any) -> bool:
+        """Whether it is an array of JAX's own on the lab's devices, and no random key."""
+        return _is_jax(value) and bool(value.sharding.device_set <= self._own)
+
     def handles(self, leaves: list[Any]) -> list[Any]:
         """Handles in place of JAX's arrays on the lab; the same list where there is none."""
         by_place: dict[frozenset[Any], list[int]] = {}
         for index, leaf in enumerate(leaves):
-            if _is_jax(leaf) and (on := frozenset(leaf.sharding.device_set)) <= self._own:
+            if self.holds(leaf):
+                on = frozenset(leaf.sharding.device_set)
                 by_place.setdefault(on, []).append(index)
         made = list(leaves) if by_place else leaves
         for indices in by_place.values():
@@ -251,16 +263,27 @@ class OpenDoor:
         """The door waits for a while; whoever reads its arrays is told what they lack."""
 
     def close(self) -> None:
-        """JAX has the devices from before again.  Arrays of the lab can be read no more."""
-        global _open
+        """JAX has the devices of before again, and arrays on the lab are deleted.
+
+        The next use of a handle or a slice by JAX opens another door.
+        """
         with _lock:
-            if _open is not self:
-                return
-            _open = None
+            self._end()
+
+    def _step_back(self) -> None:
+        back, self._back = self._back, None
+        if back is not None:
+            back()
+
+    def _end(self) -> None:
+        if in_jax.door is not self:
+            return
         in_jax.door = None
+        self._step_back()
         for each in self._kept:
             each.array = None
-        self._refuse()
+        for array in self._connected.client.live_arrays():
+            array.delete()
         self._leave()
         # JAX's client goes with the last of its devices.
         self.devices, self._own = (), frozenset()
@@ -274,29 +297,51 @@ class OpenDoor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._stays:
+            self._step_back()
+        else:
+            self.close()
 
     def __repr__(self) -> str:
         return f"<door of {self.lab.name}: {len(self.devices)} devices>"
 
 
-def open_door(lab: Lab, name: str, slice_index: bool) -> OpenDoor:
-    """See :meth:`pathways_lab.Lab.open_door`."""
-    global _open
+def open_door(lab: Lab, name: str = "", slice_index: bool = False, lead: bool = False) -> OpenDoor:
+    """The door of this process to a lab, which opens when there is none.
+
+    name, slice_index: see :meth:`pathways_lab.Lab.open_door`.  lead: it is asked for there.
+    Raises PathwaysError when it is open to another lab, or without these.
+    """
     with _lock:
-        if _open is not None:
-            raise failures.refused(
-                f"JAX's devices in this process are those of {_open.lab.name} already",
-                "close that door first",
-            )
-        _open = OpenDoor(lab, name, slice_index)
-        return _open
+        door = in_jax.door
+        if stays := isinstance(door, OpenDoor):
+            _check(door, lab, name, slice_index)
+        else:
+            lab.session.connection.check()
+            door = in_jax.door = OpenDoor(lab, name, slice_index)
+        if lead:
+            door.lead(stays)
+        return door
+
+
+def _check(door: OpenDoor, lab: Lab, name: str, slice_index: bool) -> None:
+    if door.lab is not lab:
+        raise failures.refused(
+            f"JAX has the devices of {door.lab.name} in this process, and takes nothing of another"
+            " lab",
+            "close that lab first; jax.numpy.asarray(handle.result()) is an array of a value",
+        )
+    if name not in ("", door.client) or slice_index > door.slice_index:
+        raise failures.refused(
+            f"JAX has the devices of {lab.name} already, by a door that is called {door.client}",
+            "lab.open_door().close() closes it, and deletes JAX's arrays there",
+        )
 
 
 def close_of(lab: Lab) -> None:
     """Close the door of a lab, if it has one here."""
-    if _open is not None and _open.lab is lab:
-        _open.close()
+    if in_jax.door is not None and in_jax.door.lab is lab:
+        in_jax.door.close()
 
 
 def _is_jax(leaf: Any) -> bool:
@@ -325,3 +370,6 @@ def _giving(other: str) -> Callable[..., Any]:
     target = Exchange(exchange.GIVE, other).target
     call: Any = jax.ffi.ffi_call(target, _NUMBER)
     return jax.jit(lambda number, *arrays: call(number, *arrays))
+
+
+hooks.open_door = open_door

@@ -362,6 +362,11 @@ trace_context: Callable[[], tuple[Any, ...]] = _config.trace_context
 precision, promotion, meshes.  Equal where the same code comes out; JAX's own caches ask it too."""
 
 
+def tracing() -> bool:
+    """Whether this thread's code runs under a transformation of JAX's."""
+    return not _core.trace_state_clean()
+
+
 # --- lowered code: shardings without devices --------------------------------
 
 
@@ -564,7 +569,7 @@ def transformation_of(tracer: Any) -> str:
 
     "" when none is at work on this thread: the stand-in is left over from one that is over.
     """
-    if _core.trace_state_clean():
+    if not tracing():
         return ""
     known = _TRANSFORMATIONS.get(type(tracer))
     if known is None:

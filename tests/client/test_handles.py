@@ -414,7 +414,7 @@ def test_indexing_methods_and_properties(fake: FakeLab, double: Any) -> None:
     assert h[0].shape == (1,)
     assert (h.item(3), h.itemsize) == (x.item(3), 4)
     assert not hasattr(h, "addressable_shards")
-    with pytest.raises(AttributeError, match=r"has no 'nonzero': handle\.result\(\) .* pw\.jit"):
+    with pytest.raises(AttributeError, match=r"has no 'nonzero': handle\.result\(\)"):
         h.nonzero()
     with pytest.raises(TypeError, match=r"handle\.at\[index\]\.set\(value\)"):
         h[0] = 1

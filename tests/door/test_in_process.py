@@ -5,24 +5,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.door import in_process
+from pathways_lab.client.session import in_jax
+from pathways_lab.door import in_process, plugin
 
 pytestmark = pytest.mark.cluster
-SCRIPT = Path(__file__).parent / "after_jax.py"
+HERE = Path(__file__).parent
 
 
-def test_jax_computes_on_the_lab_between_the_opening_and_the_closing_of_a_door(tmp_path):
+def printed(script: str, folder: Path) -> list[str]:
+    """The lines that a script prints, which joins a lab of two devices."""
     with pw.start(1, 1, 2, progress=False) as lab:
-        lab.invite(tmp_path / "lab")
+        lab.invite(folder / "lab")
         done = subprocess.run(
-            [sys.executable, str(SCRIPT), str(tmp_path / "lab")],
+            [sys.executable, str(HERE / script), str(folder / "lab")],
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
             capture_output=True,
             text=True,
@@ -30,14 +37,44 @@ def test_jax_computes_on_the_lab_between_the_opening_and_the_closing_of_a_door(t
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    *refused, clients, again, closed, gone, left, end = done.stdout.splitlines()
+    assert "rpc_helper" not in done.stderr
+    return done.stdout.splitlines()
+
+
+def test_jax_s_devices_are_the_lab_s_between_the_opening_and_the_closing_of_a_door(tmp_path):
+    *refused, clients, again, gone, closed, left, end = printed("after_jax.py", tmp_path)
     assert refused == ["refused: True 0", "refused: True 1", "refused: True 1"]
     assert closed == "closed: True"
     assert "kernel" in clients
     assert again == "twice: True"
-    assert gone == "gone: UNAVAILABLE"
+    assert gone == "gone: True"
     assert left == "left: None"
     assert end == "end"
+
+
+def test_jax_computes_with_handles_and_on_slices_of_which_nobody_told_it(tmp_path):
+    names = ("inside", "another", "later", "fork", "closed", "mesh", "array")
+    assert printed("at_first_need.py", tmp_path) == [f"{name}: True" for name in names]
+
+
+def test_a_door_that_does_not_open_says_so_once_and_opens_later(monkeypatch):
+    with pw.start(1, 1, 1, progress=False) as lab:
+        handle = pw.device_put(np.ones(3, np.float32), lab.slice(1))
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "pathways_lab.door.server", None)
+            with pytest.raises(pw.PathwaysError, match=r"no door opens: .* one more package"):
+                jnp.sum(handle)
+        assert in_jax.door is None
+        assert jnp.sum(handle) == 3
+        slack = Path(f"/proc/self/task/{threading.get_native_id()}/timerslack_ns")
+        used = time.process_time()
+        time.sleep(2)
+        used = time.process_time() - used
+        assert used < 0.1, "JAX's client takes a tenth of a core when it may wake when it wants"
+        assert not slack.exists() or int(slack.read_text()) < plugin._SLACK
+        door: Any = in_jax.door
+    assert in_jax.door is None
+    assert not door._connected.process.alive
 
 
 def test_a_door_that_cannot_become_a_backend_is_closed_again(monkeypatch):
@@ -49,8 +86,10 @@ def test_a_door_that_cannot_become_a_backend_is_closed_again(monkeypatch):
 
     monkeypatch.setattr(in_process.plugin, "connect", lambda *_: connected)
     monkeypatch.setattr(in_process.jax_backends, "enter", enter)
-    lab = SimpleNamespace(name="lab", door=lambda: nullcontext({in_process.LAB_FILE: "file"}))
+    check = SimpleNamespace(connection=SimpleNamespace(check=lambda: None))
+    door = nullcontext({in_process.LAB_FILE: "file"})
+    lab = SimpleNamespace(name="lab", session=check, door=lambda: door)
     with pytest.raises(pw.PathwaysError, match="no door opens: JAX has a backend"):
-        in_process.open_door(lab, "", slice_index=False)
+        in_process.open_door(lab)
     assert closed == [True]
-    assert in_process._open is None
+    assert in_jax.door is None

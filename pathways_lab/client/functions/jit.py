@@ -167,6 +167,20 @@ class CompiledFunction:
         """The same as ``jax.jit`` sees it: inside the body of another compiled function."""
         return _plain_jit(self.function, *self._static)
 
+    @functools.cached_property
+    def on_slice(self) -> Callable[..., Any]:
+        """The same as a part of what JAX compiles for the devices of the slice."""
+        place = self.slice
+        if place is None:
+            return self.as_jit
+
+        @functools.wraps(self.function)
+        def there(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = jax.tree.map(place.holding, (args, kwargs))
+            return self.function(*args, **kwargs)
+
+        return _plain_jit(there, *self._static)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 

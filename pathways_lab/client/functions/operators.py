@@ -18,9 +18,10 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from pathways_lab.client.functions import scopes
-from pathways_lab.client.session import failures, in_jax
+from pathways_lab.client.session import in_jax
 
 _BINARY = {
     "divmod": divmod,
@@ -91,24 +92,17 @@ class Updates:
 
 def _apply(name: str, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
     """*function* of the operands, as a node of whatever the call stands in."""
-    if in_jax.door is not None and scopes.outermost() and not all(map(_is_own, operands)):
-        own = iter(in_jax.door.arrays([each for each in operands if isinstance(each, Operators)]))
-        return function(
-            *[next(own) if isinstance(each, Operators) else each for each in operands], **options
-        )
-    scope = scopes.current()
-    if isinstance(scope, scopes.Body):
-        raise failures.capture_failure(
-            f"compiled function {scope.name!r} reads a handle from outside",
-            "pass the handle as an argument",
-            node=scope.name,
-        )
+    scope = scopes.for_handles()
+    if scopes.outermost() and any(map(_is_jax, operands)):
+        return function(*map(scope.lift, operands), **options)
     return scope.apply(name, function, operands, options)
 
 
-def _is_own(value: Any) -> bool:
-    """Whether it is no array or stand-in of JAX's."""
-    return isinstance(value, Operators) or not isinstance(value, jax.Array)
+def _is_jax(value: Any) -> bool:
+    """Whether it is a stand-in of JAX's, or an array of its own on the lab."""
+    if isinstance(value, Operators):
+        return False
+    return isinstance(value, Tracer) or (in_jax.door is not None and in_jax.door.holds(value))
 
 
 def _is_operand(value: Any) -> bool:

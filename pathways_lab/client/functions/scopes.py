@@ -48,6 +48,9 @@ class Recorder(Protocol):
     ) -> Any:
         """An operator or method on a handle."""
 
+    def lift(self, leaf: Any) -> Any:
+        """A handle as JAX sees it here; anything else as it is."""
+
 
 class _Stack(threading.local):
     def __init__(self) -> None:
@@ -73,6 +76,21 @@ def current() -> Body | Recorder:
             "nothing runs calls yet: pathways_lab.client.program.calls is not imported"
         )
     return _outermost
+
+
+def for_handles() -> Recorder:
+    """The innermost scope, which takes handles.
+
+    Raises PathwaysError in the body of a compiled function, which takes them as arguments only.
+    """
+    scope = current()
+    if isinstance(scope, Body):
+        raise failures.capture_failure(
+            f"compiled function {scope.name!r} reads a handle from outside",
+            "pass the handle as an argument",
+            node=scope.name,
+        )
+    return scope
 
 
 def outermost() -> bool:

@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import jax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client.functions.array_types import ArrayType
@@ -42,6 +44,10 @@ ONCE = "use each axis of the slice's mesh at most once, and None for a dimension
 class Owner(Protocol):
     """The part of a lab that a slice needs."""
 
+    @property
+    def session(self) -> Any:
+        """The connection and what runs on it."""
+
     def release_slice(self, slice_id: SliceId) -> None:
         """Give the devices back."""
 
@@ -60,12 +66,14 @@ class VirtualClient:
     def __init__(self, platform: str) -> None:
         self.platform = platform
 
+    def process_index(self) -> int:
+        """That of this process: arrays on the slice are for it to make and to read."""
+        return 0
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"virtual devices have no {name!r}: JAX asks for it where it would compute in this"
-            " kernel, or put arrays there\n  remedy: %load_ext pathways_lab, or in scripts `with"
-            " pw.patched():`, routes jax.jit, jax.pmap and jax.device_put to the lab; or take"
-            " pw.jit, pw.pmap and pw.device_put"
+            f"virtual devices have no {name!r}\n  remedy: lab.open_door().devices are JAX's own;"
+            " pw.jit, pw.pmap and pw.device_put take virtual ones"
         )
 
 
@@ -182,9 +190,9 @@ class Slice:
 
     @property
     def mesh(self) -> Mesh:
-        """The slice as a ``jax.sharding.Mesh``.
+        """The slice as a ``jax.sharding.Mesh``, also for JAX's own functions.
 
-        JAX computes on it while a door of the lab is open (:meth:`pathways_lab.Lab.open_door`).
+        Its devices are virtual ones, and JAX's own once JAX has the lab's.
         """
         real = None if in_jax.door is None else in_jax.door.mesh_of(self)
         return real or self._virtual
@@ -207,6 +215,13 @@ class Slice:
                 f" ({', '.join(self.axes)}) at most once, and no others",
                 ONCE,
             ) from error
+
+    def holding(self, leaf: Any) -> Any:
+        """A value of code that JAX compiles is here, cut in any way; others stay as they are."""
+        if not isinstance(leaf, Tracer):
+            return leaf
+        spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * leaf.ndim)
+        return jax.lax.with_sharding_constraint(leaf, self.sharding(spec))
 
     def placed(self, kind: ArrayType, layout: Layout) -> Placed:
         """Arrays of a type in a layout, here."""

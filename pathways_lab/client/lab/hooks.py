@@ -29,7 +29,7 @@ lab_closes: Callable[[Any], None] | None = None
 """``lab_closes(lab)``: told, in the closing thread, before a lab leaves its cluster."""
 
 open_door: Callable[..., Any] | None = None
-"""``open_door(lab, name, slice_index)``: JAX's devices in this process are the lab's."""
+"""``open_door(lab, name, slice_index, lead)``: the door by which JAX has the lab's devices here."""
 
 pages: Pages | None = None
 """Pages that a lab started here adds to its Dask cluster's dashboard."""

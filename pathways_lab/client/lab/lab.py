@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
             quiet=quiet,
         )
         self.session = Session(connection)
+        self.session.lab = weakref.ref(self)
         self._policies = Policies(connection, lambda text: self.session.print_later("policy", text))
         self.name = connection.name
         for binding in connection.kept:

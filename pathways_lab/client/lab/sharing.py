@@ -216,25 +216,24 @@ class Sharing(Parts):
 
             with lab.open_door() as door:
                 y = jax.jit(step)(x)                  # on the lab
-                loss = jnp.mean(handle)               # handles are arrays for JAX
-                jax.set_mesh(slice.mesh)              # slices have meshes of JAX's devices
+                params = door.array(params)           # hundreds of handles in one message
 
         name: of one more client of the lab, which runs what JAX runs; without one by a number.
         slice_index: as of :meth:`door`.
 
-        JAX may have been used before: ``jax.devices("cpu")`` are still there, and arrays from
-        before may be arguments of calls on the lab.  Handles of this lab are instances of
-        ``jax.Array`` meanwhile, for all of JAX and libraries over it, and ``handle.sharding`` is
-        over JAX's devices.  ``pw.jit`` and operators on handles give handles as ever; inside of
-        ``jax.jit`` or ``jax.grad``, and together with JAX's arrays, they are JAX's.
+        JAX needs no such block to compute with handles and on slices: see the documentation of the
+        door.  JAX may have been used before: ``jax.devices("cpu")`` are still there, and arrays
+        from before may be arguments of calls on the lab.
 
-        ``door.close()``, or the end of the block or of the lab, gives JAX the devices of before.
-        Raises PathwaysError when a door is open.
+        The end of the block gives JAX the devices of before.  ``door.close()``, and the end of a
+        block before which JAX did not need the lab, also deletes JAX's arrays on the lab, and ends
+        that client.  Raises PathwaysError within such a block, when JAX has the devices of another
+        lab, and when it has these without *name* or *slice_index* already.
         """
         self.session.connection.check()
         if hooks.open_door is None:
             raise failures.refused("no door is there", "import pathways_lab as pw")
-        return hooks.open_door(self, name, slice_index)
+        return hooks.open_door(self, name, slice_index, lead=True)
 
     def publish(self, name: str, tree: Any, *, to: str = "") -> None:
         """Let other clients of the lab take *tree* by *name*; nobody can read it otherwise.

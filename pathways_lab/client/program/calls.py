@@ -16,14 +16,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from pathways_lab.client.code import layouts, source_lines
 from pathways_lab.client.code.layouts import Requested
+from pathways_lab.client.functions import scopes
 from pathways_lab.client.functions.array_types import ArrayType, host_type, no_array
 from pathways_lab.client.functions.jit import BoundCall, CompiledFunction
 from pathways_lab.client.functions.traced_function import Body
-from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.devices import Slice, VirtualDevice
 from pathways_lab.client.program.graph import (
     Argument,
     CallNode,
@@ -35,6 +37,7 @@ from pathways_lab.client.program.graph import (
 from pathways_lab.client.session import failures, in_jax
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.session import Session
+from pathways_lab.runtime import jax_backends, jax_private
 from pathways_lab.runtime.jax_private import trace_context
 
 _ONE = tree_structure(0)
@@ -48,9 +51,13 @@ class Immediate:
     ) -> Any:
         """Run one call now; a pytree of handles."""
         leaves, tree = tree_flatten((args, kwargs))
+        if (
+            jax_private.tracing()
+            and in_jax.computes_on(function.slice)
+            and any(isinstance(leaf, Tracer) for leaf in leaves)
+        ):
+            return function.on_slice(*args, **kwargs)  # a part of what JAX compiles
         if in_jax.door is not None:
-            if any(isinstance(leaf, Tracer) for leaf in leaves):
-                return function.as_jit(*args, **kwargs)  # a part of what JAX compiles for the lab
             given, leaves = leaves, in_jax.door.handles(leaves)
             if leaves is not given:
                 args, kwargs = tree_unflatten(tree, leaves)
@@ -86,6 +93,10 @@ class Immediate:
     ) -> Any:
         """An operator on a handle: a compiled function of its own, made once."""
         return _operator(name, function, *options)(*operands, **options)
+
+    def lift(self, leaf: Any) -> Any:
+        """JAX's array of a handle."""
+        return in_jax.arrays([leaf])[0] if type(leaf) is Handle else leaf
 
 
 class _Repeat:
@@ -237,3 +248,23 @@ def put_leaf(leaf: Any, on: Slice, requested: Requested, name: str = "") -> Hand
     node = TransferNode(given, moved, requested, source_lines.of_caller())
     (handle,) = session.run(prepare("device_put", [node], [moved]), [leaf])
     return handle
+
+
+def _sharding(handle: Handle) -> NamedSharding:
+    scopes.for_handles()
+    handle.session.connection.check()  # before JAX compiles, in a fork by the client of its parent
+    return handle.sharding
+
+
+def _value(handle: Handle) -> Any:
+    return scopes.for_handles().lift(handle)
+
+
+def _real(device: VirtualDevice) -> Any:
+    device.slice.check()
+    owner = device.slice.owner
+    return in_jax.needed(owner and owner.session).device(device.slice, device.number)
+
+
+jax_backends.take(Handle, _sharding, _value, in_jax.arrays)
+jax_backends.stand_for(VirtualDevice, _real)

@@ -54,6 +54,7 @@ from pathways_lab.client.program.graph import (
 )
 from pathways_lab.client.program.primitives import Move, Outside, Site
 from pathways_lab.client.session import failures
+from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.program.program import Line
 from pathways_lab.runtime.arrays import is_key
 
@@ -164,8 +165,10 @@ class _Placer:
             outputs.append(self.constant(value) if isinstance(atom, Literal) else value)
         return outputs
 
-    def constant(self, value: Any, kind: ArrayType | None = None) -> Given:
-        """A host array that the program closes over; equal ones are one."""
+    def constant(self, value: Any, kind: ArrayType | None = None) -> Item:
+        """A handle or a host array that the program closes over; equal ones are one."""
+        if type(value) is Handle:
+            return self._outside(value)
         if isinstance(value, Tracer):
             raise failures.capture_failure(*failures.ESCAPED)
         kind = kind or array_types.host_type(value)
@@ -234,14 +237,16 @@ class _Placer:
 
     def _handle(self, equation: Any, _: list[Any]) -> list[Item]:
         outside: Outside = equation.params["outside"]
-        handle = outside.handle
+        return [self._outside(outside.handle)]
+
+    def _outside(self, handle: Handle) -> Ref:
         known = self.given.get((id(handle), handle.slice))
         if known is None:
             name = handle.name or "handle"
             known = Ref(handle.type, handle.slice, handle.layout, name, Held(handle))
             self.given[id(handle), handle.slice] = known
             self.kept.append(handle)
-        return [known]
+        return known
 
     def _move(self, equation: Any, operands: list[Any]) -> list[Item]:
         move: Move = equation.params["move"]

@@ -201,11 +201,6 @@ def _meaning(error: Exception) -> tuple[str, str]:
 def _in_other_words(error: Exception) -> tuple[str, str]:
     """The same for errors without a class of their own."""
     text = _first_paragraph(error)
-    if isinstance(error, TypeError) and "Handle" in text:
-        return (
-            f"a handle reached JAX directly: {text}",
-            "pass it as an argument of the program or of a compiled function",
-        )
     if isinstance(error, TypeError) and "await" in text and "Tracer" in text:
         return (
             "a program cannot wait for a value: await needs the result of the run",
@@ -227,12 +222,6 @@ def _in_other_words(error: Exception) -> tuple[str, str]:
             "a program cannot enter a mesh: jax.set_mesh stands inside of it",
             "put the with statement around the call of the program, or name the mesh where it is"
             " needed (slice.sharding(spec), shard_map(mesh=slice.mesh))",
-        )
-    if isinstance(error, ValueError) and "incompatible devices" in text:
-        return (
-            f"a function has meshes over two kinds of devices ({text})",
-            "take slice.mesh as it is now: JAX's devices stand for those of a slice while a door"
-            " of its lab is open, and virtual ones before and after",
         )
     if isinstance(error, AttributeError) and ("Tracer" in text or "traced array" in text):
         return (

@@ -37,6 +37,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.arrays import dtype_of, is_key
+from pathways_lab.runtime.jax_backends import NAMES
 from pathways_lab.timeline.text_table import TextTable
 
 
@@ -46,6 +47,7 @@ class Home(Protocol):
     connection: Connection
     data: DataLinks
     outputs: deque[dict[str, Any]]
+    lab: Callable[[], Any] | None
 
     def wait(self, handle: Handle, done: Callable[[], bool], timeout: float | None) -> None: ...
 
@@ -62,22 +64,7 @@ _KEEP = 64 * 1024
 """Values up to this many bytes are kept by their handle once fetched."""
 
 
-class _SaysWhatToDo(type):
-    """Errors that explain handles, with the remedy.
-
-    Without an open door JAX's functions take no handles outside of programs; all that their errors
-    say in so many ways is of which class the argument is.
-    """
-
-    def __repr__(cls) -> str:
-        return (
-            f"<class '{cls.__module__}.{cls.__qualname__}' (its array is on a slice:"
-            " pw.jit(f)(handle) computes there; after door = lab.open_door() all of JAX does, and"
-            " door.array(handle) is JAX's own; handle.result() fetches it)>"
-        )
-
-
-class Handle(Operators, metaclass=_SaysWhatToDo):
+class Handle(Operators):
     """A sharded array on a slice, or the promise of one.
 
     placed: its type, its slice and how it is cut.
@@ -171,7 +158,7 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     @property
     def sharding(self) -> jax.sharding.NamedSharding:
-        """How it is cut: over its slice's virtual devices; with an open door over JAX's own."""
+        """How it is cut: over its slice's virtual devices; over JAX's own where a door is open."""
         door = in_jax.door
         if door is not None and door.knows(self):
             return door.sharding(self)
@@ -335,18 +322,14 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
         @property
         def __class__(self) -> type:
-            """A handle, and one of JAX's arrays where a door makes it one."""
-            door = in_jax.door
-            return jax.Array if door is not None and door.knows(self) else Handle
+            """A handle, and one of JAX's arrays."""
+            return jax.Array if in_jax.is_array(self) else Handle
 
         def __getattr__(self, name: str) -> Any:
-            door = in_jax.door
-            if door is not None and name in door.names and door.knows(self):
-                return getattr(door.arrays([self])[0], name)
+            if name in NAMES and self._session.lab is not None:
+                return getattr(in_jax.arrays([self])[0], name)
             raise AttributeError(
-                f"a handle has no {name!r}: handle.result() is its array in this kernel, and in"
-                " pw.jit(f)(handle) f has what JAX's arrays have; after lab.open_door() it has"
-                " that here",
+                f"a handle has no {name!r}: handle.result() is its array in this kernel",
                 name=name,
                 obj=self,
             )

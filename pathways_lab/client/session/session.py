@@ -63,6 +63,8 @@ class Session:
         self.data = DataLinks(connection)
         self.outputs: deque[dict[str, Any]] = deque(maxlen=_OUTPUTS)
         self.show_output: Callable[[dict[str, Any]], bool] | None = None
+        self.lab: Callable[[], Any] | None = None
+        """The lab of which it is, if there is one."""
         self.checks: frozenset[str] = frozenset()
         self._constants: weakref.WeakKeyDictionary[Prepared, dict[int, Handle]] = (
             weakref.WeakKeyDictionary()
