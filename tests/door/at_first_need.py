@@ -39,6 +39,8 @@ try:
 except pw.PathwaysError as error:
     print("inside:", "reads a handle from outside" in str(error))
 jnp.ones(3)
+twice(before)
+compiled = twice._cache_size()
 assert in_jax.door is None
 assert len(lab.clients) == 2, lab.clients
 
@@ -59,7 +61,6 @@ assert cpu.platform == "cpu"
 assert cpu not in lab_s
 assert jnp.ones(3).devices() == {cpu}
 assert jax.jit(jnp.sin)(numbers).devices() == {cpu}
-compiled = twice._cache_size()
 assert twice(before).devices() == {cpu}
 assert twice._cache_size() == compiled, "nothing is compiled anew when a door opens"
 
@@ -119,7 +120,7 @@ for name, refused in (
         print(f"{name}:", "JAX has the devices of kernel" in str(error))
 another.close()
 sys.stdout.flush()
-warnings.simplefilter("ignore", RuntimeWarning)  # JAX warns of forks
+warnings.simplefilter("ignore")  # JAX and Python warn of forks
 if (child := os.fork()) == 0:
     try:
         jnp.sum(handle)

@@ -15,11 +15,16 @@ LEFT = (
     b" UNAVAILABLE: Socket closed; Stack trace: *** Begin stack trace ***\n\t\n\tPy_RunMain\n"
     b"*** End stack trace ***\n\n"
 )
+LEFT_SINCE_0_11 = LEFT.replace(
+    b"; Stack trace: ",
+    b"\n=== Source Location Trace: === \nexternal/xla+/xla/pjrt/distributed/util.h:28\n; Stack trace: ",
+)
 OTHERS = b"Traceback (most recent call last):\n\tof a user's\n"
 
 
 def test_lines_of_the_client_are_taken_out_and_no_others():
-    assert native_log.cleaned(INSECURE + OTHERS + LEFT + b"end") == OTHERS + b"end"
+    for left in (LEFT, LEFT_SINCE_0_11):
+        assert native_log.cleaned(INSECURE + OTHERS + left + b"end") == OTHERS + b"end"
     assert native_log.cleaned(b"W1127 12:02:00.1 1 user.cc:1] mine\n") != b""
 
 

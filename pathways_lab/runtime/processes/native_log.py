@@ -23,6 +23,7 @@ PATIENCE = 0.5
 """Seconds until the last words have come."""
 _LINES = re.compile(
     rb"^[WI]\d{4} [^\n]*\b(?:grpc_\w+|rpc_helper)\.cc:\d+\][^\n]*\n"
+    rb"(?:=== Source Location[^\n]*\n[^\n]*\n; Stack trace: [^\n]*\n)?"  # since JAX 0.11
     rb"(?:(?:\t[^\n]*)?\n)*(?:\*\*\* End stack trace \*\*\*\n+)?",
     re.MULTILINE,
 )
