@@ -84,6 +84,7 @@ for made, wanted in (
     (jax.jit(total)(put), numbers[:4] + numbers[4:]),
     (jax.jit(lambda v: v - before, in_shardings=cut)(put), numbers - 2 * numbers),
     (jax.jit(jnp.negative, out_shardings=cut)(numbers), -numbers),
+    (jax.jit(jnp.multiply, in_shardings=(cut, None))(numbers, 3.0), 3 * numbers),
     (jax.jit(lambda v: jax.lax.with_sharding_constraint(v, cut))(numbers), numbers),
     (jnp.zeros(8, device=cut), 0 * numbers),
     (jnp.zeros_like(handle), 0 * numbers),

@@ -17,7 +17,8 @@ LEFT = (
 )
 LEFT_SINCE_0_11 = LEFT.replace(
     b"; Stack trace: ",
-    b"\n=== Source Location Trace: === \nexternal/xla+/xla/pjrt/distributed/util.h:28\n; Stack trace: ",
+    b"\n=== Source Location Trace: === \nexternal/xla+/xla/pjrt/distributed/util.h:28\n"
+    b"; Stack trace: ",
 )
 OTHERS = b"Traceback (most recent call last):\n\tof a user's\n"
 
