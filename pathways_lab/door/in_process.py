@@ -127,7 +127,7 @@ class OpenDoor:
         if missing:
             raise failures.refused(
                 f"slice {place.name} has devices of {', '.join(missing)}, and the door is older",
-                "close the door and open another one",
+                "lab.open_door().close(): the next use opens another one",
             )
         mesh = mesh_of([self._at[each] for each in place.binding.devices], axes)
         self._slices[mesh] = place
@@ -159,8 +159,12 @@ class OpenDoor:
         """Whether it is a handle of this lab."""
         return handle.session is self.lab.session
 
-    def sharding(self, handle: Handle) -> NamedSharding:
-        """How JAX's array of a handle is cut."""
+    def sharding(self, handle: Handle) -> NamedSharding | None:
+        """How JAX's array of a handle is cut; None on devices that are newer than the door."""
+        known = all(at in self._at for at in handle.slice.binding.devices)
+        return self._sharding(handle) if known else None
+
+    def _sharding(self, handle: Handle) -> NamedSharding:
         return NamedSharding(self._mesh(handle.slice, handle.layout.mesh), spec_of(handle.layout))
 
     def arrays(self, handles: Sequence[Handle]) -> list[Any]:
@@ -195,7 +199,7 @@ class OpenDoor:
             for handle, dtype in zip(handles, of, strict=True)
         ]
         kinds = tuple([handle.type for handle in handles])
-        shardings = tuple(map(self.sharding, handles))
+        shardings = tuple(map(self._sharding, handles))
         name = exchange.named(number := next(self._numbers))
         take = self._taking(kinds, shardings)
         sharing.give(self.lab.session, name, list(handles), self.client, self._not_given)

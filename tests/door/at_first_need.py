@@ -44,6 +44,14 @@ compiled = twice._cache_size()
 assert in_jax.door is None
 assert len(lab.clients) == 2, lab.clients
 
+# --- a value may outlive its slice ------------------------------------------------------
+with lab.slice(1) as short:
+    left = pw.device_put(numbers, short)
+assert np.array_equal(jax.jit(jnp.negative)(left), -numbers)
+assert in_jax.door is not None
+lab.open_door().close()
+assert in_jax.door is None
+
 # --- JAX meets handles, in several threads at once --------------------------------------
 sums: list[float] = []
 threads = [threading.Thread(target=lambda h=h: sums.append(float(jnp.sum(h)))) for h in handles]

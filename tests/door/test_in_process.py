@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -75,6 +76,19 @@ def test_a_door_that_does_not_open_says_so_once_and_opens_later(monkeypatch):
         door: Any = in_jax.door
     assert in_jax.door is None
     assert not door._connected.process.alive
+
+
+def test_a_door_that_dies_takes_jax_s_arrays_with_it_and_nothing_else():
+    with pw.start(1, 1, 1, progress=False) as lab:
+        handle = pw.device_put(np.ones(3, np.float32), lab.slice(1))
+        total = jnp.sum(handle)
+        door: Any = in_jax.door
+        os.kill(door._connected.process.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="UNAVAILABLE"):
+            np.asarray(total + jnp.sum(handle))
+        assert pw.jit(jnp.sum)(handle).result() == 3
+        lab.open_door().close()
+        assert jnp.sum(handle) == 3
 
 
 def test_a_door_that_cannot_become_a_backend_is_closed_again(monkeypatch):

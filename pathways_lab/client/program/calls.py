@@ -253,6 +253,8 @@ def put_leaf(leaf: Any, on: Slice, requested: Requested, name: str = "") -> Hand
 def _sharding(handle: Handle) -> NamedSharding:
     scopes.for_handles()
     handle.session.connection.check()  # before JAX compiles, in a fork by the client of its parent
+    if handle.slice.released:
+        in_jax.needed(handle.session)  # such a slice names its lab no more
     return handle.sharding
 
 

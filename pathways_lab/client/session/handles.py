@@ -160,9 +160,8 @@ class Handle(Operators):
     def sharding(self) -> jax.sharding.NamedSharding:
         """How it is cut: over its slice's virtual devices; over JAX's own where a door is open."""
         door = in_jax.door
-        if door is not None and door.knows(self):
-            return door.sharding(self)
-        return layouts.sharding_of(self.layout, self.slice)
+        real = door.sharding(self) if door is not None and door.knows(self) else None
+        return real or layouts.sharding_of(self.layout, self.slice)
 
     @property
     def state(self) -> str:

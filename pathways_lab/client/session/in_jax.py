@@ -28,8 +28,8 @@ class Door(Protocol):
     def knows(self, handle: Any) -> bool:
         """Whether it is a handle of the lab whose devices are JAX's."""
 
-    def sharding(self, handle: Any) -> jax.sharding.NamedSharding:
-        """How JAX's array of a handle is cut."""
+    def sharding(self, handle: Any) -> jax.sharding.NamedSharding | None:
+        """How JAX's array of a handle is cut; None on devices that are newer than the door."""
 
     def device(self, place: Any, number: int) -> Any:
         """JAX's device for one of a slice's."""
