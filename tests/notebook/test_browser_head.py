@@ -26,8 +26,8 @@ pytestmark = [
 VIEWS = ROOT / "pathways_lab" / "notebook" / "view"
 
 BEGIN = """async () => {
-  const { Head, View, rested } = await import("http://head.test/head.js");
-  Object.assign(window, { View, rested });
+  const { Head, View, between, rested } = await import("http://head.test/head.js");
+  Object.assign(window, { View, between, rested });
   window.sent = [];
   window.head = new Head((name) => sent.push(name));
   document.body.append(head.root, head.legend, head.advice);
@@ -41,7 +41,7 @@ class Shown:
         self.page = browser.new_page()
         script = (
             "\n".join((VIEWS / name).read_text() for name in PAGE)
-            + "\nexport { Head, View, rested };\n"
+            + "\nexport { Head, View, between, rested };\n"
         )
         answers = {
             "http://head.test/": ("<!DOCTYPE html>", "text/html"),
@@ -190,3 +190,17 @@ def test_a_view_without_a_picture_says_that_it_is_on_its_way_and_has_no_empty_bu
     head.page.evaluate("header => view.header(header)", asdict(Header()))
     assert head.page.evaluate(said) == "none"
     assert head.page.is_visible(".pathways-lab button")
+
+
+@pytest.mark.parametrize("lane", [None, 2.0, 3.0])
+def test_an_arrow_leads_to_a_bar_that_begins_when_its_own_has_ended(
+    head: Shown, lane: float | None
+) -> None:
+    """A late host of the first computation, and one of the second that needs nothing of it."""
+    made = [{"left": 0.0, "right": end, "y": y} for end, y in ((1.0, 0.0), (1.4, 1.0))]
+    uses = [{"left": begin, "right": 2.0, "y": y} for begin, y in ((1.1, 2.0), (1.5, 3.0))]
+    last, first = head.page.evaluate(
+        "([made, uses, lane]) => between(made, uses, lane)", [made, uses, lane]
+    )
+    assert first == (uses[1] if lane == 3.0 else uses[0])
+    assert last == (made[1] if lane == 3.0 else made[0])

@@ -32,6 +32,16 @@ const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = "bold 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
 
 // One place in the page where the document is shown.
+// The bars of two computations that an arrow leads from and to: that in the lane of a wait, else near
+// the last bar, and the last one that ended before it, for hosts end at different times.
+function between(from, to, lane) {
+  const latest = (bars) => bars.reduce((a, b) => (b.right > a.right ? b : a));
+  const near = lane ?? latest(from).y;
+  const first = to.reduce((a, b) => (Math.abs(b.y - near) < Math.abs(a.y - near) ? b : a));
+  const before = from.filter(({ right }) => right <= first.left);
+  return [latest(before.length ? before : from), first];
+}
+
 class View {
   constructor(feed, host) {
     this.feed = feed;
@@ -385,9 +395,7 @@ class View {
     const { start, end } = this.document.get_model_by_name("time");
     for (const [from, to] of pairs.map((pair) => pair.map((gang) => bars.get(gang)))) {
       if (!from.length || !to.length) continue;
-      const last = from.reduce((a, b) => (b.right > a.right ? b : a));
-      const near = Array.isArray(chosen) ? chosen[1] : last.y; // the lane of a wait is where it ends
-      const first = to.reduce((a, b) => (Math.abs(b.y - near) < Math.abs(a.y - near) ? b : a));
+      const [last, first] = between(from, to, Array.isArray(chosen) ? chosen[1] : null);
       const bend = Math.max((first.left - last.right) / 2, (end - start) / 60);
       const [x0, x1] = [last.right, first.left];
       const arrow = { x0, x1, y0: last.y, y1: first.y, cx0: x0 + bend, cx1: x1 - bend };
