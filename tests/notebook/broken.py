@@ -201,6 +201,17 @@ ALL = (
         "for (const name in out) out[name].push(arrow[name]);", "", CARD,
     ),
     Broken(
+        "arrows: from the latest bar, though it ended later", NOTEBOOK + "view/page.js",
+        "latest(before.length ? before : from), first", "latest(from), first",
+        HEAD + "test_an_arrow_leads_to_a_bar_that_begins_when_its_own_has_ended",
+    ),
+    Broken(
+        "page: each sheet is written at each painting", NOTEBOOK + "view/live.js",
+        "if (this.el.textContent !== css) update", "update",
+        BROWSER
+        + "test_a_picture_has_a_browser_work_out_styles_a_few_times_and_not_for_each_mark",
+    ),
+    Broken(
         "card: a name in it leads nowhere", NOTEBOOK + "view/foot.js",
         "link.onclick = () => choose(gang);", "", CARD,
     ),
