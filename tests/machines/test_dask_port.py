@@ -60,6 +60,11 @@ say("computed", both(np.arange(4.0)).result().sum())
 with lab.slice(2, axes=("x",)) as whole:
     total = pw.jit(lambda x: x.sum(), on=whole, in_shardings=jax.P("x"))
     say("sum over", len(whole.hosts), total(np.arange(8.0)).result())
+try: lab.invite("bob.json")
+except pw.PathwaysError as error: say("no invitation:", error.failure.message)
+lab.invite("ann.json", owner=True)
+with pw.connect("ann.json", name="ann") as ann:
+    say("ann", pw.jit(lambda x: x + 1, on=ann.slice(1))(np.arange(4.0)).result().sum())
 def sleep(x): return jax.pure_callback(lambda v: (time.sleep(5.0), v)[1], x, x)
 slept = pw.jit(sleep, on=on[0])(np.arange(4.0))
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -126,6 +131,8 @@ def test_a_notebook_behind_a_forwarded_port_has_the_whole_lab(group: Group) -> N
         assert re.search(r"^refused .* is reached at 127\.0\.0\.1, by a forwarded port", told, re.M)
         assert 'remedy: transport="dask" goes through that port' in told
         assert "computed 14.0\n" in told
+        assert "no invitation: this client's links go over Dask's comms" in told
+        assert "ann 10.0\n" in told
         assert "sum over 2 28.0\n" in told
         assert "interrupted True\nhere 6.0\n" in told
         assert machines.sniff() == {SECRET: 0, HELLO: 0}

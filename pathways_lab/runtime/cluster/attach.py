@@ -97,9 +97,9 @@ def invitation(control: ControlAddress) -> ControlAddress:
         return control
     if is_comm(control.address):
         raise _error(
-            "this lab talks over Dask's comms, and whoever has the certificates for that is an"
-            " owner",
-            'invite(path, owner=True), or start the lab with transport="sockets"',
+            "this client's links go over Dask's comms, and everybody with the certificates for that"
+            " is an owner",
+            'invite(path, owner=True), or invite from a client without transport="dask"',
         )
     holder = 1 + secrets.randbelow(2**63)
     ca = None if control.tls is None else {"ca": control.tls["ca"]}
