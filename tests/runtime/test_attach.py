@@ -82,7 +82,7 @@ def test_an_invitation_holds_nothing_of_an_owners(tmp_path: Path) -> None:
     assert attach(tmp_path / "lab.json") == one
     assert owner.key.hex() not in (tmp_path / "lab.json").read_text()
     assert "kkkk" not in repr(owner)
-    with pytest.raises(PathwaysError, match="whoever has the certificates for that is an owner"):
+    with pytest.raises(PathwaysError, match="everybody with the certificates for that is an owner"):
         invitation(ControlAddress("dask+tls://127.0.0.1:7", b"k" * 32, owner.tls))
 
 
