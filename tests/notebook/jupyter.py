@@ -356,33 +356,35 @@ class Page:
         )
         return found
 
-    def click_mark(self, panel: str, layer: str) -> float:
+    def click_mark(self, panel: str, layer: str, kind: int | None = None) -> float:
         """Hold the picture, click the middle of a layer's newest mark; the mark's gang."""
         self.page.click(".pathways-lab-button:has-text('pause')")
-        x, y, gang = self.newest_mark(panel, layer)
+        x, y, gang = self.newest_mark(panel, layer, kind)
         self.page.mouse.click(x, y)
         return gang
 
-    def newest_mark(self, panel: str, layer: str) -> tuple[float, float, float]:
-        """The middle of a layer's newest mark, in sight, and its gang."""
+    def newest_mark(
+        self, panel: str, layer: str, kind: int | None = None
+    ) -> tuple[float, float, float]:
+        """The middle of a layer's newest mark, in sight, and its gang.  kind: of its kinds."""
         self.page.evaluate("() => document.querySelector('.pathways-lab').scrollIntoView()")
         self.page.wait_for_timeout(300)
         x, y, gang = self.page.evaluate(
-            """([panel, layer]) => {
+            """([panel, layer, kind]) => {
               const d = document.querySelector('.pathways-lab').pathwaysDocument;
               const figure = [...d._all_models.values()]
                 .find(m => m.type === 'Figure' && m.name === panel);
               const view = Bokeh.index.find_one(figure);
               const { x, y } = view.el.getBoundingClientRect();
               const s = d.get_model_by_name(layer).data;
-              const i = s.left.length - 1;
+              const i = kind === null ? s.left.length - 1 : s.kind.lastIndexOf(kind);
               return [
                 x + view.frame.x_scale.compute((s.left[i] + s.right[i]) / 2),
                 y + view.frame.y_scale.compute((s.top[i] + s.bottom[i]) / 2),
                 s.gang[i],
               ];
             }""",
-            [panel, layer],
+            [panel, layer, kind],
         )
         return float(x), float(y), float(gang)
 

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from pathways_lab.notebook.scene.scene import WAITS
 from pathways_lab.notebook.view.saved import MIME
+from pathways_lab.timeline.waits import INPUT
 from tests.notebook.jupyter import (
     DEAF,
     LONG,
@@ -366,7 +368,7 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
     page.page.locator(".pathways-lab-chosen:has-text('of train')").wait_for()
     assert page.page.locator(".bk-Tooltip").count() == 0
     page.page.click(".pathways-lab-button:has-text('follow')")
-    page.click_mark("queues", "queues-waits")
+    page.click_mark("queues", "queues-waits", WAITS.index(INPUT))
     page.page.mouse.move(2, 2)
     wait = page.page.locator(".pathways-lab-chosen:has-text('waited')")
     wait.wait_for()

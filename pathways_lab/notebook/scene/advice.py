@@ -78,6 +78,10 @@ SETTLED = 2.0
 """Seconds, at least, whose largest cause is told: nobody reads a sentence that changes with every
 run of a fast program."""
 
+QUEUED = 1.2
+"""Computations of another client, on average, that a client's runs wait for, from which on some are
+queued ahead of them."""
+
 SEEN = 0.05
 """Share of what is drawn that a cause must have to be told at all."""
 
@@ -352,7 +356,7 @@ def _in_turn(scene: Scene, client: str, other: str, start: float, end: float) ->
     remedy = (
         f"in {other}, pw.jit(window=0.0) or pw.program(window=0.0) queue no work ahead and let"
         f" {client} in after one {function or 'computation'}"
-        if _ahead(scene, client, other, start + scene.origin) > 1
+        if _ahead(scene, client, other, min(start, end - SETTLED) + scene.origin) > QUEUED
         else f"nothing interrupts a computation, so shorter ones of {other} let {client} in sooner"
     )
     used = {
@@ -369,7 +373,7 @@ def _in_turn(scene: Scene, client: str, other: str, start: float, end: float) ->
 
 
 def _ahead(scene: Scene, client: str, other: str, since: float) -> float:
-    """The computations of another client that end while a run of a client waits, in the middle;
+    """The computations of another client that end while a run of a client waits, on average;
     since: seconds on the records' clock."""
     ended = {
         (bar.run, bar.step): bar.end for bar in scene.computed.bars.items
@@ -378,7 +382,7 @@ def _ahead(scene: Scene, client: str, other: str, since: float) -> float:
     runs = [run for run in scene.runs.values() if run.client == client and run.begun < math.inf]
     waits = [(run.submitted, run.begun) for run in runs if run.begun > since]
     counts = np.searchsorted(np.sort([*ended.values()]), np.array(waits or [(0.0, 0.0)]), "right")
-    return float(np.median(np.diff(counts)))
+    return float(np.mean(np.diff(counts)))
 
 
 def _shared(scene: Scene, start: float, end: float) -> dict[tuple[str, str], tuple[float, str]]:
