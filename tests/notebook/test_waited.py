@@ -421,6 +421,10 @@ def test_the_lane_of_a_client_that_waits_now_and_then_comes_and_goes_with_no_ste
             assert len(scene.shown.runs) <= 3
             shown.append("client" in PANELS["queues"](scene, now).groups.values())
     assert shown == [waits] * len(shown)
+    scene.final = True
+    drawn = {layer.name: layer.columns for layer in PANELS["queues"](scene, now).layers}
+    has_lane = "client" in PANELS["queues"](scene, now).groups.values()
+    assert has_lane == bool(len(drawn["queues-clients"]["left"])), "what is over has no empty lane"
 
 
 @pytest.mark.parametrize("third", [True, False])

@@ -185,7 +185,8 @@ def _clients(scene: Scene, now: float) -> dict[str, list[ClientWait]]:
     start = min(max(start, known), end)
     waits = client_waits(scene, start, end)
     sums: dict[str, float] = {}
-    for since in (start, min(start, max(known, end - STEADY))):
+    of_late = start if scene.final else min(start, max(known, end - STEADY))
+    for since in (start, of_late):
         for client, each in client_waits(scene, since, end).items():
             share = sum(wait.end - wait.start for wait in each) / (end - since)
             sums[client] = max(share, sums.get(client, 0.0))
