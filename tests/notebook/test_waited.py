@@ -409,7 +409,7 @@ def test_the_lane_of_a_client_that_waits_now_and_then_comes_and_goes_with_no_ste
     scene, done = Scene(0.0, stepwise=True), len(cluster.records)
     scene.add(cluster.records, now)
     of: dict[str, Any] = {"program": "p", "client": "kernel-1"}
-    for n in range(32):
+    for n in range(31):
         called = now if waits and n % 4 == 0 else called
         cluster.records.append(Event("submitted", called, run=n + 1, **of))
         now = cluster.gang(0, n + 1, 0, "p", "f", "", now, 0.2, now)
