@@ -28,7 +28,7 @@ from pathways_lab.notebook.scene.plot import (
     Layer,
     Plot,
     blank,
-    in_ways,
+    in_way,
     put,
     shorter,
 )
@@ -298,7 +298,7 @@ def _words(
         many = len(box.steps) > 1
         word = f"{len(box.steps)} ×" if many else flow[box.steps[0]].node
         colour = PAINTS[scene.palette.code(run.program, "" if many else word)]
-        shown = [column[0] for column in in_ways([(shorter(word), 0.8 * each / FRAME)]).values()]
+        shown = in_way(shorter(word), 0.8 * each / FRAME)
         at = float(box.column), (box.top + box.bottom) / 2, *shown
         if _worst(_states_of(scene, run, box, seconds)) == "done":
             put(done, *at, ink_on(colour))

@@ -25,7 +25,7 @@ from pathways_lab.notebook.scene.plot import (
     Layer,
     Plot,
     blank,
-    in_ways,
+    in_way,
     moments,
     put,
 )
@@ -217,6 +217,6 @@ def _causes(device: Device, at: float, gaps: Growing, words: Growing) -> None:
         )  # fmt: skip
         share = f"{100 * seconds / lost:.0f} %"
         ways = f"{SHORT.get(cause, cause.partition(' (')[0])} {share}", share, ""
-        shown = [column[0] for column in in_ways([(ways, right - left)]).values()]
+        shown = in_way(ways, right - left)
         put(words, (left + right) / 2, at, *shown, ink_on(colour))
         left = right

@@ -184,10 +184,13 @@ def _clients(scene: Scene, now: float) -> dict[str, list[ClientWait]]:
     known = min([run.submitted for run in scene.runs.values()], default=0.0) - scene.origin
     start = min(max(start, known), end)
     waits = client_waits(scene, start, end)
+    periods = [(start, waits)]
+    if not scene.final:
+        of_late = min(start, max(known, end - STEADY))
+        periods.append((of_late, client_waits(scene, of_late, end)))
     sums: dict[str, float] = {}
-    of_late = start if scene.final else min(start, max(known, end - STEADY))
-    for since in (start, of_late):
-        for client, each in client_waits(scene, since, end).items():
+    for since, found in periods:
+        for client, each in found.items():
             share = sum(wait.end - wait.start for wait in each) / (end - since)
             sums[client] = max(share, sums.get(client, 0.0))
     longest = sorted(sums, key=lambda client: -sums[client])[:CLIENTS]

@@ -353,17 +353,18 @@ def shorter(word: str) -> tuple[str, ...]:
     return (word, *(f"{word[:at]}…" for at in lengths), "")
 
 
+def in_way(ways: tuple[str, ...], room: float) -> tuple[str, float, list[str]]:
+    """The columns text, room and choices of a word in several ways, the longest first, with the
+    share of the width that it has room for: a page shows what fits there, a picture what fits into
+    its usual width."""
+    text = next(word for word in ways if not word or wide(word, bold=True) + 6 < room * FRAME)
+    return text, 0.97 * room, list(dict.fromkeys(ways))
+
+
 def in_ways(words: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, list[Any]]:
-    """Words in several ways, the longest first, each with the share of the width that it has room
-    for: a page shows those that fit there, a picture those that fit into its usual width."""
-    return {
-        "text": [
-            next(word for word in each if not word or wide(word, bold=True) + 6 < room * FRAME)
-            for each, room in words
-        ],
-        "room": [0.97 * room for _, room in words],
-        "choices": [list(dict.fromkeys(each)) for each, _ in words],
-    }
+    """The same columns of many words."""
+    shown = [in_way(*each) for each in words]
+    return {name: [each[n] for each in shown] for n, name in enumerate(("text", "room", "choices"))}
 
 
 def squeezed(name: str, room: float, bold: bool = False) -> str:
