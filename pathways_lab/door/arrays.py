@@ -17,16 +17,10 @@ from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.door import dtypes, strings, values
-from pathways_lab.door.messages import message
-from pathways_lab.door.server import (
-    EXHAUSTED,
-    INTERNAL,
-    INVALID,
-    ROOM,
-    UNIMPLEMENTED,
-    Reply,
-    Status,
-)
+from pathways_lab.door.protocol.buffers import ROOM
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.server import Reply
+from pathways_lab.door.protocol.status import EXHAUSTED, INTERNAL, INVALID, UNIMPLEMENTED, Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import State
 from pathways_lab.door.strings import Strings
@@ -268,7 +262,7 @@ class Arrays(State):
     def _delete_array_request(self, request: Any, reply: Reply) -> Any:
         for number in request.array_handle:
             self._delete(number)
-        return message("DeleteArrayResponse")(deletion_future_handle=self._future(None))
+        return message("DeleteArrayResponse")(deletion_future_handle=self._future())
 
     def _is_array_deleted_request(self, request: Any, reply: Reply) -> Any:
         number = request.array_handle

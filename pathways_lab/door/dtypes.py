@@ -6,7 +6,7 @@ Rule for maintainers: plain tables; what is in none of them is refused by name.
 from __future__ import annotations
 
 from pathways_lab.client.code.modules import dtype_of_word
-from pathways_lab.door.messages import message
+from pathways_lab.door.protocol.messages import message
 
 _KINDS = {
     "bool": "PRED", "int2": "S2", "int4": "S4", "int8": "S8", "int16": "S16", "int32": "S32",

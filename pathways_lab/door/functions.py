@@ -39,12 +39,13 @@ from pathways_lab.door import (
 )
 from pathways_lab.door.colocated import Colocated
 from pathways_lab.door.exchange import Exchange
-from pathways_lab.door.messages import message
 from pathways_lab.door.over_meshes import OverMeshes
 from pathways_lab.door.programs import Loaded
-from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status, log
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.server import Reply, log
+from pathways_lab.door.protocol.status import INVALID, NOT_FOUND, UNIMPLEMENTED, Status
 from pathways_lab.door.shardings import Placing
-from pathways_lab.door.state import DONATE, Function, State, all_ended
+from pathways_lab.door.state import DONATE, Function, State
 from pathways_lab.door.strings import Strings
 from pathways_lab.door.values import Failed, Value, Whole
 
@@ -101,7 +102,7 @@ class Functions(State):
             name=loaded.name,
             num_devices=len(devices),
             fingerprint_value=loaded.key.encode(),
-            ready_future_handle=self._future(None),
+            ready_future_handle=self._future(),
         )
         made.device_ids.extend(devices)
         made.addressable_device_ids.extend(devices)
@@ -181,7 +182,7 @@ class Functions(State):
 
     def _loaded_executable_delete_request(self, request: Any, reply: Reply) -> Any:
         self._forget(request.loaded_executable_handle)
-        return message("LoadedExecutableDeleteResponse")(future_handle=self._future(None))
+        return message("LoadedExecutableDeleteResponse")(future_handle=self._future())
 
     def _loaded_executable_is_deleted_request(self, request: Any, reply: Reply) -> Any:
         gone = request.loaded_executable_handle not in self._programs
@@ -251,9 +252,9 @@ class Functions(State):
                     array_handle=number,
                 )
         if request.result_status_handle:
-            self._future(all_ended(made_all), request.result_status_handle)
+            self._future(made_all, request.result_status_handle)
         elif request.execute_options.fill_status:
-            made.status_handle = self._future(all_ended(made_all))
+            made.status_handle = self._future(made_all)
         return made
 
     def _run(self, request: Any, loaded: Function) -> list[Value]:
@@ -382,14 +383,6 @@ class Functions(State):
         return known
 
     def _loaded_executable_fetch_execute_result_request(self, request: Any, reply: Reply) -> None:
-        number = request.result_status_handle
-        if number not in self._futures:
-            raise Status(NOT_FOUND, f"there is no execution {number}")
-        work = self._futures.pop(number)
-
-        async def answered() -> Any:
-            if work is not None:
-                await work
-            return message("LoadedExecutableFetchExecuteResultResponse")()
-
-        self._later("loaded_executable_fetch_execute_result_request", reply, answered())
+        kind = "loaded_executable_fetch_execute_result_request"
+        made = message("LoadedExecutableFetchExecuteResultResponse")()
+        self._when_there(kind, reply, self._futured(request.result_status_handle), made)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pathways_lab.door.messages import message
-from pathways_lab.door.server import INVALID, Status
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.status import INVALID, Status
 
 _BOOLEAN = ("true", "false")
 

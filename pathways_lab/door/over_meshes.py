@@ -21,8 +21,8 @@ from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program import ifrt
 from pathways_lab.client.program.ifrt import LoadedProgram
-from pathways_lab.door.messages import message
-from pathways_lab.door.server import INVALID, Status
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.status import INVALID, Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime import jax_ifrt
 from pathways_lab.runtime.jax_ifrt import Devices, MeshProgram

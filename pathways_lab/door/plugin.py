@@ -141,7 +141,7 @@ def connect(lab: str, name: str, slice_index: bool) -> Connected:
     from pathways_lab.transport.addresses import private_folder
 
     try:
-        from pathways_lab.door.server import SECRET
+        from pathways_lab.door.protocol.server import SECRET
     except ImportError as error:
         raise RuntimeError(
             f"JAX on a lab needs one more package ({error}): pip install 'pathways_lab[door]'"

@@ -27,8 +27,8 @@ def main() -> None:
     from pathways_lab.core.errors import PathwaysError
     from pathways_lab.door.callbacks import Remote
     from pathways_lab.door.colocated import Beside
-    from pathways_lab.door.messages import ProtocolMissing, classes
-    from pathways_lab.door.server import Door
+    from pathways_lab.door.protocol.messages import ProtocolMissing, classes
+    from pathways_lab.door.protocol.server import Door
     from pathways_lab.door.session import Session
 
     try:
@@ -50,9 +50,8 @@ def main() -> None:
     beside = Beside(Path(told["folder"]), secret, devices)
     how = loop, remote, beside, told["slice_index"]
     door = Door(lambda buffers: Session(lab, buffers, *how), secret)
-    address = f"unix:{told['folder']}/door"
-    door.listen(address)
-    child_process.report(address=address, client=lab.name)
+    door.listen(path := f"{told['folder']}/door")
+    child_process.report(address=f"unix:{path}", client=lab.name)
     threading.Event().wait()
 
 

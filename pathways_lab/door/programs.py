@@ -30,7 +30,7 @@ from pathways_lab.core.program.layout import Layout, shard_shape
 from pathways_lab.core.program.program import Line
 from pathways_lab.door import dtypes, exchange, shardings
 from pathways_lab.door.exchange import Exchange
-from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
+from pathways_lab.door.protocol.status import INVALID, UNIMPLEMENTED, Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime import jax_callbacks, jax_modules, jax_private
 from pathways_lab.runtime.arrays import dtype_of, element_of

@@ -17,16 +17,16 @@ from pathways_lab.client.code.export import PLATFORMS
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.door.arrays import Arrays
 from pathways_lab.door.functions import Functions
-from pathways_lab.door.messages import message
-from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
-from pathways_lab.door.state import all_ended
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.server import Reply
+from pathways_lab.door.protocol.status import INVALID, UNIMPLEMENTED, Status
 
 
 class Session(Arrays, Functions):
     """One client program on the lab."""
 
     def handle(self, kind: str, request: Any, reply: Reply) -> None:
-        """Serve one request: see :class:`pathways_lab.door.server.Handler`."""
+        """Serve one request: see :class:`pathways_lab.door.protocol.server.Handler`."""
         served: Callable[[Any, Reply], Any] | None = getattr(self, f"_{kind}", None)
         try:
             if served is None:
@@ -41,9 +41,6 @@ class Session(Arrays, Functions):
 
     def end(self) -> None:
         """The client is gone: nothing of it stays."""
-        for awaited in self._futures.values():
-            if awaited is not None:
-                awaited.close()
         self._arrays.clear()
         self._unmade.clear()
         self._futures.clear()
@@ -112,25 +109,13 @@ class Session(Arrays, Functions):
     # --- what is waited for ------------------------------------------------------------------
 
     def _check_future_request(self, request: Any, reply: Reply) -> None:
-        if request.future_handle not in self._futures:
-            raise Status(NOT_FOUND, f"there is no future {request.future_handle}")
-        work = self._futures.pop(request.future_handle)
-
-        async def answered() -> Any:
-            if work is not None:
-                await work
-            return message("CheckFutureResponse")()
-
-        self._later("check_future_request", reply, answered())
+        waited, made = self._futured(request.future_handle), message("CheckFutureResponse")()
+        self._when_there("check_future_request", reply, waited, made)
 
     def _check_value_ready_request(self, request: Any, reply: Reply) -> None:
         waited = [self._value(number) for number in request.value_handles]
-
-        async def answered() -> Any:
-            await all_ended(waited)
-            return message("CheckValueReadyResponse")()
-
-        self._later("check_value_ready_request", reply, answered())
+        made = message("CheckValueReadyResponse")()
+        self._when_there("check_value_ready_request", reply, waited, made)
 
 
 _NAMES = ("result_array_handle", "result_handle", "result_handles", "array_handles")

@@ -24,7 +24,7 @@ from pathways_lab.client.code.tiles import Inexpressible, layout_of_tiles, tiles
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program import layout as layouts
 from pathways_lab.core.program.layout import Box, Layout
-from pathways_lab.door.messages import message
+from pathways_lab.door.protocol.messages import message
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ from pathways_lab.door import dtypes, shardings, strings
 from pathways_lab.door.colocated import Beside, Colocated
 from pathways_lab.door.over_meshes import OverMeshes
 from pathways_lab.door.programs import Loaded, Remotely
-from pathways_lab.door.server import (
+from pathways_lab.door.protocol.buffers import Buffers
+from pathways_lab.door.protocol.server import Reply, log
+from pathways_lab.door.protocol.status import (
     CANCELLED,
     EXHAUSTED,
     INTERNAL,
@@ -41,10 +43,7 @@ from pathways_lab.door.server import (
     NOT_FOUND,
     UNAVAILABLE,
     UNIMPLEMENTED,
-    Buffers,
-    Reply,
     Status,
-    log,
 )
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.values import Value
@@ -94,7 +93,7 @@ class State:
         self._arrays: dict[int, Value] = {}
         self._unmade: dict[int, Status] = {}
         self._deleted: set[int] = set()
-        self._futures: dict[int, Coroutine[Any, Any, Any] | None] = {}
+        self._futures: dict[int, Sequence[Value]] = {}
         self._programs: dict[int, Function] = {}
         self._over: dict[tuple[int, tuple[int, ...]], LoadedProgram] = {}
         self._slices: dict[tuple[int, ...], Slice] = {}
@@ -153,15 +152,37 @@ class State:
 
         asyncio.run_coroutine_threadsafe(answering(), self._loop)
 
-    def _future(self, work: Coroutine[Any, Any, Any] | None, number: int = 0) -> int:
-        try:
-            number = self._new(number, self._futures)
-        except Status:
-            if work is not None:
-                work.close()
-            raise
-        self._futures[number] = work
+    def _when_there(self, kind: str, reply: Reply, waited: Sequence[Value], answer: Any) -> None:
+        """Answer when all are there, or will never be; with the first that will not."""
+        needed: list[Handle | Exception] = []
+        for value in waited:
+            try:
+                needed += value.waits_for()
+            except (PathwaysError, Status) as error:
+                needed.append(error)
+
+        def over() -> None:
+            for each in needed:
+                if isinstance(each, Exception):
+                    return reply(self._status(kind, each))
+                if each.failure is not None:
+                    return reply(self._status(kind, PathwaysError(each.failure)))
+            reply(answer)
+
+        handles = [each for each in needed if isinstance(each, Handle)]
+        self._lab.session.when_ended(handles, over)
+
+    def _future(self, waited: Sequence[Value] = (), number: int = 0) -> int:
+        """The number of what is there when these are."""
+        number = self._new(number, self._futures)
+        self._futures[number] = waited
         return number
+
+    def _futured(self, number: int) -> Sequence[Value]:
+        """The same, once.  Raises Status."""
+        if number not in self._futures:
+            raise Status(NOT_FOUND, f"there is no future {number}")
+        return self._futures.pop(number)
 
     def _new(self, number: int, *known: Container[int]) -> int:
         """A number that the client has chosen, or one of the server's.  Raises Status."""
@@ -208,18 +229,6 @@ class State:
         if semantics == DONATE:
             for number in numbers:
                 self._delete(number)
-
-
-async def all_ended(waited: Sequence[Value]) -> None:
-    """Wait until all are there, or will never be; then raise for the first that will not."""
-    failure: Exception | None = None
-    for value in waited:
-        try:
-            await value.ended()
-        except (PathwaysError, Status) as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
 
 
 _CODES = {

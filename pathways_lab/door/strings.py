@@ -18,8 +18,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.errors import PathwaysError
-from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
+from pathways_lab.door.protocol.status import INVALID, UNIMPLEMENTED, Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.values import Value
 from pathways_lab.runtime.arrays import index
@@ -93,11 +92,8 @@ class Strings(Value):
             self.texts = unpacked(await self._on_lab._awaited(), self.kind.shape)
         return self.texts
 
-    async def ended(self) -> None:
-        if self._on_lab is not None:
-            await self._on_lab.session.ended(self._on_lab.pending)
-            if (failure := self._on_lab.failure) is not None:
-                raise PathwaysError(failure)
+    def waits_for(self) -> Sequence[Handle]:
+        return () if self._on_lab is None else (self._on_lab,)
 
     def taken_apart(self) -> list[Value]:
         return [_Part(self, number) for number in range(len(self.placing.devices))]
@@ -123,8 +119,8 @@ class _Part(Strings):
             self.texts = self._cut(await self._of.read())
         return self.texts
 
-    async def ended(self) -> None:
-        await self._of.ended()
+    def waits_for(self) -> Sequence[Handle]:
+        return self._of.waits_for()
 
 
 class _Joined(Strings):
@@ -148,9 +144,8 @@ class _Joined(Strings):
             self.texts = self._put([await part.read() for part in self._parts])
         return self.texts
 
-    async def ended(self) -> None:
-        for part in self._parts:
-            await part.ended()
+    def waits_for(self) -> Sequence[Handle]:
+        return [handle for part in self._parts for handle in part.waits_for()]
 
 
 def joined(kind: ArrayType, placing: Placing, parts: Sequence[Value]) -> Value:

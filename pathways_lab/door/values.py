@@ -29,7 +29,6 @@ from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program import calls
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.errors import PathwaysError
 from pathways_lab.door.shardings import Placing, placing_of_boxes
 from pathways_lab.runtime.arrays import index
 
@@ -79,8 +78,8 @@ class Value:
         """Its elements.  Raises Status or PathwaysError when it has none."""
         raise NotImplementedError
 
-    async def ended(self) -> None:
-        """Wait until it is there.  Raises Status or PathwaysError when it never will be."""
+    def waits_for(self) -> Sequence[Handle]:
+        """It is there when these are.  Raises Status or PathwaysError when it never will be."""
         raise NotImplementedError
 
 
@@ -114,10 +113,8 @@ class Whole(Value):
         elif reading is not None:
             reading.add_done_callback(lambda _: self._forget())
 
-    async def ended(self) -> None:
-        await self._handle.session.ended(self._handle.pending)
-        if (failure := self._handle.failure) is not None:
-            raise PathwaysError(failure)
+    def waits_for(self) -> Sequence[Handle]:
+        return (self._handle,)
 
 
 class Sent(Value):
@@ -153,8 +150,8 @@ class Sent(Value):
     async def read(self) -> np.ndarray[Any, Any]:
         return self._data
 
-    async def ended(self) -> None:
-        """It is here."""
+    def waits_for(self) -> Sequence[Handle]:
+        return ()
 
 
 class Shard(Value):
@@ -184,8 +181,8 @@ class Shard(Value):
         part: np.ndarray[Any, Any] = (await self.of.read())[index(self.box)]
         return part.reshape(self.kind.shape)
 
-    async def ended(self) -> None:
-        await self.of.ended()
+    def waits_for(self) -> Sequence[Handle]:
+        return self.of.waits_for()
 
 
 class Joined(Value):
@@ -215,9 +212,8 @@ class Joined(Value):
             whole_array[index(box)] = await part.read()
         return whole_array
 
-    async def ended(self) -> None:
-        for part in self.parts:
-            await part.ended()
+    def waits_for(self) -> Sequence[Handle]:
+        return [handle for part in self.parts for handle in part.waits_for()]
 
 
 class Failed(Value):
@@ -233,7 +229,7 @@ class Failed(Value):
     async def read(self) -> np.ndarray[Any, Any]:
         raise self.why
 
-    async def ended(self) -> None:
+    def waits_for(self) -> Sequence[Handle]:
         raise self.why
 
 

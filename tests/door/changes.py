@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from pathways_lab.door.messages import message
+from pathways_lab.door.protocol.messages import message
 from tests.runtime.mutate import FLOATS, NUMBERS, TEXTS, Mutator
 
 INSIDE = {

@@ -37,17 +37,18 @@ import numpy as np
 import psutil
 from google.protobuf.message import DecodeError
 
-from pathways_lab.door import arrays, dtypes, programs, server, shardings
+from pathways_lab.door import arrays, dtypes, programs, shardings
 from pathways_lab.door.callbacks import Remote
-from pathways_lab.door.messages import message
-from pathways_lab.door.server import Door
+from pathways_lab.door.protocol import buffers, server
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.server import Door
 from pathways_lab.door.session import Session
 from tests.door import labs
 from tests.door.changes import Changes
 from tests.door.labs import Behind
 from tests.door.modules import NO_MODULE, Load, Spoil, elsewhere, spoilt
 from tests.door.requests import KIND, Requests, codes, shape_of
-from tests.door.wire import Refused, Stream, Wire, of_secret, of_store
+from tests.door.wire import Refused, Stream, Unanswered, Wire, of_secret, of_store
 from tests.runtime import fuzz_command
 
 ROUND = 500
@@ -284,7 +285,7 @@ class Evil(Caller):
         while cut or any(waiting.values()):
             try:
                 answer = self.stream.answer()
-            except StopIteration:
+            except Refused:
                 answer = None
             if answer is None:
                 if not cut:
@@ -319,7 +320,7 @@ class Evil(Caller):
         self.others += 1
         try:
             self._rng.choice(ways)()
-        except Refused:
+        except (Refused, Unanswered):
             self.turned_away += 1
 
     def _changed(self, made: Any) -> bytes:
@@ -347,7 +348,7 @@ class Evil(Caller):
         made = message("GrpcHostBufferLookupRequest")
         number = self._rng.choice(self.requests.buffers or [0])
         asked = made(session_id=self.session, handle=number)
-        self.wire.ask("HostBufferLookup", self._changed(asked))
+        self.wire.ask("HostBufferLookup", self._changed(asked), patience=0.002)
 
     def _delete(self) -> None:
         made = message("GrpcHostBufferDeleteRequest")
@@ -460,7 +461,8 @@ def hurried(load: Load) -> Iterator[None]:
     """Bytes that do not come are not waited for, few have room, and a module is read once."""
     read = functools.lru_cache(1000)(load)
     with (
-        mock.patch.object(server, "_PATIENCE", 0.002),
+        mock.patch.object(buffers, "PATIENCE", 0.002),
+        mock.patch.object(buffers, "ROOM", _ROOM // 4),
         mock.patch.object(server, "ROOM", _ROOM // 4),
         mock.patch.object(arrays, "ROOM", _ROOM // 4),
         mock.patch.object(programs, "load", read),

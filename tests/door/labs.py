@@ -163,6 +163,10 @@ class _Session:
     async def ended(self, entry: Buffer) -> None:
         """It has."""
 
+    def when_ended(self, handles: Sequence[Handle], call: Callable[[], None]) -> None:
+        """They have."""
+        call()
+
     def _made(self, placed: Placed, name: str, data: np.ndarray[Any, Any]) -> Handle:
         try:
             shard_bytes(placed.type.shape, placed.type.dtype, placed.layout)

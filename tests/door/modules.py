@@ -22,7 +22,7 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 
 from pathways_lab.door.dtypes import UnknownType
-from pathways_lab.door.server import INVALID, Status
+from pathways_lab.door.protocol.status import INVALID, Status
 from tests.door.requests import artefact
 
 Load = Callable[..., Any]

@@ -27,7 +27,7 @@ from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program.layout import Layout, boxes
 from pathways_lab.door import dtypes, shardings
-from pathways_lab.door.messages import message
+from pathways_lab.door.protocol.messages import message
 from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime import jax_callbacks
 from pathways_lab.runtime.arrays import element_of, index

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.door import arrays, functions, server, state
-from pathways_lab.door.server import Buffers, Status
+from pathways_lab.door import arrays, functions, state
+from pathways_lab.door.protocol import server
+from pathways_lab.door.protocol.buffers import Buffers
+from pathways_lab.door.protocol.status import INVALID, Status
 from pathways_lab.door.session import Session
 from pathways_lab.door.state import State
 from tests.door import labs
@@ -44,7 +46,7 @@ def _ends(module: bytes, *_: Any) -> None:
     if module == b"fatal":
         os.abort()
     if module == b"wrong":
-        raise Status(server.INVALID, "wrong")
+        raise Status(INVALID, "wrong")
 
 
 def test_a_module_that_ends_its_reader_is_counted_and_ends_nobody_else() -> None:
@@ -114,9 +116,9 @@ def no_secret(patch: pytest.MonkeyPatch) -> None:
 
 def bytes_of_others(patch: pytest.MonkeyPatch) -> None:
     """All sessions share the bytes beside them."""
-    one = Buffers()
+    one = Buffers(lambda _: True)
     patch.setattr(Buffers, "end", lambda self: None)
-    patch.setattr(server, "Buffers", lambda: one)
+    patch.setattr(server, "Buffers", lambda _: one)
 
 
 @pytest.mark.parametrize(

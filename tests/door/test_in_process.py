@@ -62,7 +62,7 @@ def test_a_door_that_does_not_open_says_so_once_and_opens_later(monkeypatch):
     with pw.start(1, 1, 1, progress=False) as lab:
         handle = pw.device_put(np.ones(3, np.float32), lab.slice(1))
         with monkeypatch.context() as patched:
-            patched.setitem(sys.modules, "pathways_lab.door.server", None)
+            patched.setitem(sys.modules, "pathways_lab.door.protocol.server", None)
             with pytest.raises(pw.PathwaysError, match=r"no door opens: .* one more package"):
                 jnp.sum(handle)
         assert in_jax.door is None

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.door.messages import message
 from pathways_lab.door.options import devices_of
-from pathways_lab.door.server import Status
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.status import Status
 
 
 def options(**overrides: Any) -> Any:

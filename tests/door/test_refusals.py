@@ -17,9 +17,11 @@ from jaxlib.mlir import ir
 
 from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
-from pathways_lab.door import arrays, server, shardings, state
-from pathways_lab.door.messages import message
-from pathways_lab.door.server import EXHAUSTED, INVALID, NOT_FOUND, UNIMPLEMENTED, Buffers, Status
+from pathways_lab.door import arrays, shardings, state
+from pathways_lab.door.protocol import buffers
+from pathways_lab.door.protocol.buffers import Buffers
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.status import EXHAUSTED, INVALID, NOT_FOUND, UNIMPLEMENTED, Status
 from pathways_lab.door.session import Session
 from pathways_lab.door.shardings import Placing
 from tests.door.labs import MadeUp
@@ -41,7 +43,7 @@ class Client:
     """A session of a lab without processes, and right requests for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.lab, self.buffers = MadeUp(1), Buffers()
+        self.lab, self.buffers = MadeUp(1), Buffers(lambda _: True)
         lab: Any = self.lab
         self.session = Session(lab, self.buffers, loop, lambda number, ordered: print, Mock())
         self.requests = Requests(random.Random(0), self.buffers.put)
@@ -71,7 +73,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture
 def client(loop, caplog, monkeypatch) -> Iterator[Client]:
-    monkeypatch.setattr(server, "_PATIENCE", 0.01)
+    monkeypatch.setattr(buffers, "PATIENCE", 0.01)
     yield Client(loop)
     assert not caplog.records, "a fault of the door, and none of the client's"
 

@@ -1,4 +1,4 @@
-"""The gRPC side of the door, with a handler that does anything."""
+"""The methods of a door, with a handler that does anything; gRPC's own client calls some."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from typing import Any
 import grpc
 import pytest
 
-from pathways_lab.door import messages, server
-from pathways_lab.door.messages import message
-from pathways_lab.door.server import Buffers, Door, Status, answer_to
+from pathways_lab.door.protocol import buffers, messages, server
+from pathways_lab.door.protocol.buffers import Buffers
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.server import Door, answer_to
+from pathways_lab.door.protocol.status import (
+    DATA_LOSS,
+    EXHAUSTED,
+    FAILED_PRECONDITION,
+    INTERNAL,
+    NOT_FOUND,
+    UNIMPLEMENTED,
+    Status,
+)
 from pathways_lab.transport.addresses import private_folder, remove_folder
 from tests.door.wire import Refused, Wire, of_secret, of_store
 
 
 class Anything:
     """Answers with what it is told to."""
-
-    ended = 0
 
     def __init__(self, buffers: Buffers) -> None:
         self.buffers = buffers
@@ -33,25 +41,27 @@ class Anything:
         elif kind == "compile_request":
             raise KeyError("nonsense")
         else:
-            raise Status(server.UNIMPLEMENTED, f"{kind} is not served by this door")
+            raise Status(UNIMPLEMENTED, f"{kind} is not served by this door")
 
     def end(self) -> None:
-        Anything.ended += 1
+        """Nothing of it is left."""
 
 
 @pytest.fixture(scope="module")
 def channel() -> Iterator[grpc.Channel]:
     folder: Path = private_folder()
     door = Door(Anything, b"the secret")
-    door.listen(f"unix:{folder}/door")
+    door.listen(f"{folder}/door")
     with grpc.insecure_channel(f"unix:{folder}/door") as opened:
         yield opened
     door.close()
     remove_folder(folder)
 
 
-def session(channel: grpc.Channel, requests: list[Any], secret: bytes | None) -> list[Any]:
-    """Answers to requests, or to bytes."""
+def session(
+    channel: grpc.Channel, requests: list[Any], secret: bytes | None, timeout: float = 30
+) -> list[Any]:
+    """Answers to requests, or to bytes.  Within *timeout*, in which it waits for more."""
     call = channel.stream_stream(
         f"/{messages.service_name()}/IfrtSession",
         request_serializer=lambda r: r if isinstance(r, bytes) else r.SerializeToString(),
@@ -61,7 +71,7 @@ def session(channel: grpc.Channel, requests: list[Any], secret: bytes | None) ->
         call(
             iter(requests),
             metadata=of_secret(secret),
-            timeout=30,
+            timeout=timeout,
         )
     )
 
@@ -90,16 +100,16 @@ def test_every_request_gets_one_answer_and_wrong_ones_a_status(channel):
     assert first.init_response.session_id
     assert all(a.WhichOneof("response") is None for a in others)
     said = [(a.response_metadata.status.code, a.response_metadata.status.message) for a in others]
-    assert said[0] == (server.UNIMPLEMENTED, "remap_arrays_request is not served by this door")
-    assert said[1] == (server.UNIMPLEMENTED, "an unknown request")
-    assert said[2][0] == said[3][0] == server.INTERNAL
+    assert said[0] == (UNIMPLEMENTED, "remap_arrays_request is not served by this door")
+    assert said[1] == (UNIMPLEMENTED, "an unknown request")
+    assert said[2][0] == said[3][0] == INTERNAL
     assert "nonsense" in said[3][1]
 
 
 def test_an_answer_of_another_kind_never_leaves():
     made = answer_to(7, "compile_request", message("InitResponse")())
     assert made.WhichOneof("response") is None
-    assert made.response_metadata.status.code == server.INTERNAL
+    assert made.response_metadata.status.code == INTERNAL
 
 
 @pytest.mark.parametrize(
@@ -146,7 +156,7 @@ class Takes(Anything):
 
     def handle(self, kind: str, request: Any, reply: server.Reply) -> None:
         if kind == "init_request":
-            super().handle(kind, request, reply)
+            reply(message("InitResponse")(platform_name="cpu"))
         else:
             self.buffers.take(request.host_buffer_handle)
 
@@ -161,18 +171,18 @@ def begun(wire: Wire) -> tuple[Any, int]:
 def test_a_session_of_another_version_is_refused():
     told = message("GrpcIfrtSessionMetadata").FromString(of_secret(b"the secret")[0][1])
     told.version.protocol_version = 26
-    metadata = [(server._SESSION, told.SerializeToString())]
+    metadata = [(server.SESSION, told.SerializeToString())]
     with pytest.raises(Refused, match="protocol_version 26") as refused:
         Wire(Door(Anything, b"the secret")).session(metadata).answer()
-    assert refused.value.code == grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.code == FAILED_PRECONDITION
 
 
 def test_metadata_that_are_no_message_are_refused():
     wire = Wire(Door(Anything, b"the secret"))
     with pytest.raises(Refused, match="holds no GrpcIfrtSessionMetadata"):
-        wire.session([(server._SESSION, b"\xff")]).answer()
+        wire.session([(server.SESSION, b"\xff")]).answer()
     with pytest.raises(Refused, match="holds no GrpcHostBufferStoreMetadata"):
-        wire.ask("HostBufferStore", [], [(server._STORE, b"\xff")])
+        wire.ask("HostBufferStore", [], [(server.STORE, b"\xff")])
 
 
 def test_a_door_has_so_many_sessions_at_once(monkeypatch):
@@ -187,86 +197,83 @@ def test_a_door_has_so_many_sessions_at_once(monkeypatch):
         stream.end()
 
 
-def test_a_client_that_goes_waits_for_no_bytes_any_more():
-    """Its session's thread would live for ten minutes."""
-    door = Door(Takes, b"the secret")
-    stream, _ = begun(Wire(door))
-    stream.send(request(2, "make_array_from_host_buffer_request").SerializeToString())
-    ended = Anything.ended
-    stream.end()
-    assert not door._sessions
-    assert Anything.ended == ended + 1
+def test_a_client_that_goes_waits_for_no_bytes_any_more(channel, monkeypatch):
+    """The thread of its connection would live for ten minutes."""
+    over = threading.Event()
+    monkeypatch.setattr(Anything, "end", lambda self: over.set())
+    monkeypatch.setattr(Anything, "handle", Takes.handle)
+    asked = [request(1, "init_request"), request(2, "make_array_from_host_buffer_request")]
+    with pytest.raises(grpc.RpcError):
+        session(channel, asked, b"the secret", timeout=0.2)
+    assert over.wait(30)
 
 
 def test_bytes_that_do_not_come_are_an_error_that_says_so(monkeypatch):
-    monkeypatch.setattr(server, "_PATIENCE", 0.01)
-    door = Door(Takes, b"the secret")
-    wire = Wire(door)
-    stream, number = begun(wire)
+    monkeypatch.setattr(buffers, "PATIENCE", 0.01)
+    stream, _ = begun(Wire(Door(Takes, b"the secret")))
     stream.send(request(2, "make_array_from_host_buffer_request").SerializeToString())
     status = stream.answer().response_metadata.status
-    assert (status.code, status.message) == (
-        server.NOT_FOUND,
-        "the bytes 0 have not come within 0.01 s",
-    )
-    asked = message("GrpcHostBufferLookupRequest")(session_id=number, handle=5)
-    with pytest.raises(Refused, match="the bytes 5 have not come"):
-        wire.ask("HostBufferLookup", asked.SerializeToString())
-    assert not door._sessions[number]._known, "a number that was waited for is kept"
+    assert (status.code, status.message) == (NOT_FOUND, "the bytes 0 have not come within 0.01 s")
     stream.end()
+
+
+def test_bytes_that_are_asked_for_before_they_are_there(channel):
+    """And those of a session that ends are waited for no longer."""
+    found: list[Any] = []
+    kept = Buffers(lambda _: True)
+    kept.when(5, found.append)
+    kept.put(5, b"five")
+    kept.when(5, found.append)
+    kept.when(6, found.append)
+    kept.end()
+    kept.when(7, found.append)
+    assert found[:2] == [b"five", b"five"]
+    assert ["has ended" in str(status) for status in found[2:]] == [True, True]
 
 
 @pytest.mark.parametrize(
     ("size", "parts", "code"),
-    [(5, [b"1234"], "DATA_LOSS"), (3, [b"12", b"34"] + [b"x" * 100] * 9, "DATA_LOSS"),
-     (-1, [b"1"], "DATA_LOSS"), (5000, [bytes(5000)], "RESOURCE_EXHAUSTED")],
+    [(5, [b"1234"], DATA_LOSS), (3, [b"12", b"34"] + [b"x" * 100] * 9, DATA_LOSS),
+     (-1, [b"1"], DATA_LOSS), (3500, [bytes(3500)], EXHAUSTED)],
 )  # fmt: skip
 def test_bytes_that_are_too_many_are_refused(monkeypatch, size, parts, code):
     monkeypatch.setattr(server, "ROOM", 4000)
+    monkeypatch.setattr(buffers, "ROOM", 4000)
     wire = Wire(Door(Anything, b"the secret"))
     stream, number = begun(wire)
     made = message("GrpcHostBufferStoreRequest")
     data = [made(data=part).SerializeToString() for part in parts]
     with pytest.raises(Refused) as refused:
         wire.ask("HostBufferStore", data, of_store(number, 7, size))
-    assert refused.value.code.name in (code, "DATA_LOSS")
+    assert refused.value.code == code
     stream.end()
 
 
 def test_bytes_on_their_way_have_so_much_room(monkeypatch):
-    monkeypatch.setattr(server, "ROOM", 10_000)
-    buffers = Buffers()
-    buffers.put(1, bytes(4000))
-    buffers.put(2, bytes(3000))
+    monkeypatch.setattr(buffers, "ROOM", 10_000)
+    kept = Buffers(lambda _: True)
+    kept.put(1, bytes(4000))
+    kept.put(2, bytes(3000))
     with pytest.raises(Status, match="on their way") as refused:
-        buffers.put(3, bytes(1000))
-    assert refused.value.code == server.EXHAUSTED
-    assert len(buffers.take(1)) == 4000
-    buffers.put(3, bytes(1000))
-    buffers.end()
+        kept.put(3, bytes(1000))
+    assert refused.value.code == EXHAUSTED
+    assert len(kept.take(1)) == 4000
+    kept.put(3, bytes(1000))
+    kept.end()
     with pytest.raises(Status, match="has ended"):
-        buffers.wait(2)
+        kept.take(2)
 
 
 def test_a_client_that_reads_no_answers_is_served_no_further(monkeypatch):
     monkeypatch.setattr(server, "_UNREAD", 2)
-    answers = server.Answers()
-    served: list[int] = []
-
-    def serve() -> None:
-        for number in range(5):
-            answers.await_room()
-            served.append(number)
-            answers.put(number)
-        answers.end()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    left = iter(answers)
-    assert next(left) == 0
-    assert len(served) <= 3
-    assert list(left) == [1, 2, 3, 4]
-    thread.join()
+    stream, _ = begun(Wire(Door(Anything, b"the secret")))
+    call, served = stream._call, []
+    call.unread = 5
+    call.read_on = lambda: served.append(call.answers.qsize()) or setattr(call, "unread", 0) or True
+    stream.send(*[request(n, "remap_arrays_request").SerializeToString() for n in (2, 3)])
+    assert served == [1], "the second request waited until the client had read"
+    assert call.answers.qsize() == 2
+    stream.end()
 
 
 def test_bytes_of_no_session_are_refused(channel):

@@ -15,7 +15,7 @@ from jaxlib import xla_client
 from pathways_lab.client.code.tiles import Inexpressible, canonical, layout_of_tiles, whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program.layout import Layout, boxes
-from pathways_lab.door.messages import message
+from pathways_lab.door.protocol.messages import message
 from pathways_lab.door.shardings import (
     Placing,
     op_sharding,

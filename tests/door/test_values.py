@@ -11,7 +11,7 @@ import pytest
 from pathways_lab.client.code.tiles import whole
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.door.server import Status
+from pathways_lab.door.protocol.status import Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.values import Failed, Joined, Sent, Value, Whole, joined, rearranged, shards
 

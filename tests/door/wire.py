@@ -1,23 +1,16 @@
-"""The door's methods as gRPC calls them, without sockets: bytes in, bytes out."""
+"""The door's methods as a connection calls them, without sockets: bytes in, bytes out."""
 
 from __future__ import annotations
 
-import faulthandler
-import os
 import queue
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
-from google.protobuf.message import DecodeError
-
-from pathways_lab.door import messages, server
-from pathways_lab.door.messages import message
-from pathways_lab.door.server import Door
+from pathways_lab.door.protocol import messages, server
+from pathways_lab.door.protocol.messages import message
+from pathways_lab.door.protocol.server import Door
+from pathways_lab.door.protocol.status import Status
 
 Metadata = Sequence[tuple[str, bytes]]
 PATIENCE = 60.0
@@ -27,8 +20,9 @@ PATIENCE = 60.0
 class Refused(Exception):
     """The door has ended a call.  code: of gRPC."""
 
-    def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        super().__init__(f"{code.name}: {text}")
+    def __init__(self, code: int, text: str) -> None:
+        assert text, f"refused with {code} without a word"
+        super().__init__(text)
         self.code = code
 
 
@@ -36,133 +30,111 @@ class Unanswered(AssertionError):
     """The door said nothing."""
 
 
-class Context:
-    """What a method is told of its call."""
+class Call:
+    """A call without a connection.  answers: what the door has said, and at last how it ended."""
 
-    def __init__(self, metadata: Metadata) -> None:
-        self._metadata = metadata
-        self._over: list[Callable[[], None]] = []
+    unread = 0
 
-    def invocation_metadata(self) -> Metadata:
-        return self._metadata
+    def __init__(self, name: str, metadata: Metadata) -> None:
+        self.method = f"/{messages.service_name()}/{name}"
+        self.metadata = dict(metadata)
+        self.answers: queue.SimpleQueue[bytes | tuple[int, str]] = queue.SimpleQueue()
+        self.over = False
 
-    def add_callback(self, call: Callable[[], None]) -> bool:
-        self._over.append(call)
-        return True
+    def answer(self, data: bytes) -> None:
+        if not self.over:
+            self.answers.put(data)
 
-    def abort(self, code: grpc.StatusCode, text: str) -> None:
-        assert text, f"refused with {code} without a word"
-        raise Refused(code, text)
+    def end(self, code: int = 0, text: str = "") -> None:
+        if not self.over:
+            self.over = True
+            self.answers.put((code, text))
 
-    def end(self) -> None:
-        """The call is over."""
-        while self._over:
-            self._over.pop()()
+    def read_on(self, seconds: float | None = None) -> bool:
+        """Nothing comes while the door waits."""
+        time.sleep(seconds or 0)
+        return not self.over
 
 
 class Wire:
     """A door's methods by name."""
 
     def __init__(self, door: Door) -> None:
-        found: Any = door._methods()
-        self._methods = {
-            name: found.service(SimpleNamespace(method=f"/{messages.service_name()}/{name}"))
-            for name in messages.method_names()
-        }
+        self._door = door
 
-    def ask(self, name: str, data: Any, metadata: Metadata = ()) -> list[Any]:
+    def ask(
+        self, name: str, data: Any, metadata: Metadata = (), patience: float = PATIENCE
+    ) -> list[Any]:
         """Call one of the methods that are not sessions.  data: of a request, or of several.
 
-        All its answers.  Raises Refused, as for bytes that are no request.
+        All its answers.  Raises Refused; Unanswered, and gives the call up, when it has had
+        *patience* (seconds).
         """
-        method, context = self._methods[name], Context(metadata)
+        call = Call(name, metadata)
+        stream = Stream(self._door, call, messages.method_names()[name][1])
+        stream.send(*([data] if isinstance(data, bytes) else data))
+        stream.finish()
         try:
-            if method.request_streaming:
-                return [
-                    method.stream_unary(iter([self.read(name, part) for part in data]), context)
-                ]
-            request = self.read(name, data)
-            if method.response_streaming:
-                return list(method.unary_stream(request, context))
-            return [method.unary_unary(request, context)]
+            return list(iter(lambda: stream.answer(patience), None))
         finally:
-            context.end()
-
-    def read(self, name: str, data: bytes) -> Any:
-        """A request of a method; Raises Refused where gRPC ends the call."""
-        try:
-            return self._methods[name].request_deserializer(data)
-        except DecodeError:
-            raise Refused(grpc.StatusCode.INTERNAL, "Exception deserializing request!") from None
+            stream.end()
 
     def session(self, metadata: Metadata) -> Stream:
-        return Stream(self, self._methods["IfrtSession"].stream_stream, metadata)
+        call = Call("IfrtSession", metadata)
+        return Stream(self._door, call, messages.method_names()["IfrtSession"][1])
 
 
 class Stream:
-    """A session.  ended: by the door."""
+    """A call.  ended: by the door."""
 
-    def __init__(self, wire: Wire, method: Any, metadata: Metadata) -> None:
+    def __init__(self, door: Door, call: Any, answered: str) -> None:
         self.ended = False
-        self._wire = wire
-        self._asked: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._context = Context(metadata)
-        self._answers: Iterator[Any] = method(self._requests(), self._context)
+        self._call = call
+        self._answered = messages.classes()[answered]
+        self._served: Any = None
+        self._gone = False
+        self._do(lambda: setattr(self, "_served", door.serve(call)))
 
-    def _requests(self) -> Iterator[Any]:
-        while (data := self._asked.get()) is not None:
-            yield self._wire.read("IfrtSession", data)
+    def send(self, *several: bytes) -> None:
+        """These come, together."""
+        self._do(lambda: self._served.messages(several))
 
-    def send(self, data: bytes) -> None:
-        self._asked.put(data)
+    def finish(self) -> None:
+        """The client has said all."""
+        self._do(lambda: self._served.said_all())
 
-    def answer(self) -> Any:
-        """The next one; None when the door has ended the session.  Raises Refused."""
-        with _watch(self._hang_up):
-            answer = next(self._answers, None)
-        self.ended = self.ended or answer is None
-        return answer
-
-    def _hang_up(self) -> None:
-        self._context.end()
-        self._asked.put(None)
+    def answer(self, patience: float = PATIENCE) -> Any:
+        """The next one; None when the door has ended the call.  Raises Refused or Unanswered."""
+        try:
+            said = self._call.answers.get(timeout=patience)
+        except queue.Empty:
+            raise Unanswered(self._call.method) from None
+        if isinstance(said, bytes):
+            return self._answered.FromString(said)
+        self.ended = True
+        self._leave()
+        code, text = said
+        if code:
+            raise Refused(code, text)
+        return None
 
     def end(self) -> None:
         """The client goes; what the door still answers is for nobody."""
-        self._hang_up()
-        with _watch(lambda: os._exit(3)):
-            for _ in self._answers:
-                pass
+        self._call.over = True
+        self._leave()
 
+    def _do(self, do: Callable[[], Any]) -> None:
+        """Something of the client's comes, as a connection tells it."""
+        if not self._call.over:
+            try:
+                do()
+            except Status as error:
+                self._call.end(error.code, str(error))
 
-class _watch:
-    """Does something when a block takes too long."""
-
-    _until: float | None = None
-    _then: Callable[[], None]
-    _thread: threading.Thread | None = None
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._asked = then
-
-    def __enter__(self) -> None:
-        _watch._then, _watch._until = self._asked, time.monotonic() + PATIENCE
-        if _watch._thread is None:
-            _watch._thread = threading.Thread(target=_watch._look, daemon=True)
-            _watch._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        _watch._until = None
-
-    @staticmethod
-    def _look() -> None:
-        while True:
-            time.sleep(0.5)
-            until = _watch._until
-            if until is not None and time.monotonic() > until:
-                faulthandler.dump_traceback(sys.__stderr__)
-                _watch._until = None
-                _watch._then()
+    def _leave(self) -> None:
+        if not self._gone and self._served is not None:
+            self._gone = True
+            self._served.gone()
 
 
 def of_secret(secret: bytes | None) -> Metadata:
@@ -171,11 +143,11 @@ def of_secret(secret: bytes | None) -> Metadata:
     told.version.protocol_version, told.version.ifrt_serdes_version_number = 25, 3
     if secret is not None:
         told.initialization_data.attributes[server.SECRET].string_value = secret
-    return [(server._SESSION, told.SerializeToString())]
+    return [(server.SESSION, told.SerializeToString())]
 
 
 def of_store(session: int, handle: int, size: int) -> Metadata:
     """The metadata of bytes for a session."""
     told = message("GrpcHostBufferStoreMetadata")
     made = told(session_id=session, handle=handle, buffer_size=size)
-    return [(server._STORE, made.SerializeToString())]
+    return [(server.STORE, made.SerializeToString())]

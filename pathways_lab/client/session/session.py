@@ -340,6 +340,8 @@ class Session:
     async def ended(self, entry: Pending) -> None:
         """Wait in a running event loop."""
         self.connection.flush()
+        if entry.done:
+            return
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -354,6 +356,11 @@ class Session:
 
         self.connection.board.when_done(entry, wake_soon)
         await future
+
+    def when_ended(self, handles: Sequence[Handle], call: Callable[[], None]) -> None:
+        """Call once all of them have values, or never will: now, or later in another thread."""
+        self.connection.flush()
+        self.connection.board.when_all([handle.pending for handle in handles], call)
 
     def cancel(
         self,

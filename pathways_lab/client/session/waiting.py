@@ -74,6 +74,21 @@ class Board:
                 return
         callback()
 
+    def when_all(self, entries: Iterable[Pending], callback: Callable[[], None]) -> None:
+        """Call *callback* once all have ended: now, or later in another thread.
+
+        One is waited for at a time: what is made together ends together.
+        """
+        left = iter(entries)
+
+        def go_on() -> None:
+            for entry in left:
+                if not entry.done:
+                    return self.when_done(entry, go_on)
+            callback()
+
+        go_on()
+
     def wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
         """Return when *done()*; it is asked again whenever something has ended.
 
