@@ -17,7 +17,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -26,6 +26,24 @@ from pathways_lab.client.session import failures
 
 Numbers = int | Sequence[int] | None
 Names = str | Iterable[str] | None
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def options_of(made: type, *others: str) -> Callable[[_F], _F]:
+    """For a function that passes its options on to what it makes: its signature shows them.
+
+    others: parameters of *made* that are no options.
+    """
+    shown = [p for p in inspect.signature(made).parameters.values() if p.name not in others]
+
+    def showing(function: _F) -> _F:
+        told: Any = function
+        own = inspect.signature(function)
+        first, *_ = own.parameters.values()
+        told.__signature__ = own.replace(parameters=[first, *shown[1:]])
+        return function
+
+    return showing
 
 
 def _numbers(what: str, given: Numbers) -> tuple[int, ...]:

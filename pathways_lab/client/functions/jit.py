@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack, overload
 
@@ -31,6 +31,7 @@ from pathways_lab.client.functions.arguments import (
     Split,
     broadcast,
     is_placement,
+    options_of,
 )
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.flat import FlatFunction
@@ -254,23 +255,8 @@ def jit(
 ) -> Callable[[Callable[..., Any]], CompiledFunction]: ...
 @overload
 def jit(function: Callable[..., Any], /, **options: Unpack[Options]) -> CompiledFunction: ...
-def jit(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    on: Slice | None = None,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    static_argnums: Numbers = None,
-    static_argnames: Names = None,
-    donate_argnums: Numbers = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    name: str | None = None,
-    keep: bool = False,
-    window: float | None = None,
-    priority: int | None = None,
-    data: Mapping[str, Any] | None = None,
-) -> Any:
+@options_of(CompiledFunction, "kwargs_sharding")
+def jit(function: Callable[..., Any] | None = None, /, **options: Unpack[Options]) -> Any:
     """Compile *function* into one sharded computation on a slice.
 
     on: the slice; may be left out when a sharding names its mesh, or when the
@@ -295,20 +281,6 @@ def jit(
 
     Raises PathwaysError for shardings that name no slice or several.
     """
-    options: Options = {
-        "on": on,
-        "in_shardings": in_shardings,
-        "out_shardings": out_shardings,
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums,
-        "donate_argnames": donate_argnames,
-        "name": name,
-        "keep": keep,
-        "window": window,
-        "priority": priority,
-        "data": data,
-    }
     if function is None:
         return lambda given: CompiledFunction(given, **options)
     return CompiledFunction(function, **options)

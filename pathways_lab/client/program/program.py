@@ -24,7 +24,7 @@ from jax import device_put as jax_device_put  # JAX's own, also while routed
 from pathways_lab.client.code import layouts
 from pathways_lab.client.code.layouts import Requested
 from pathways_lab.client.functions import array_types, scopes
-from pathways_lab.client.functions.arguments import Names, Numbers, Roles, broadcast
+from pathways_lab.client.functions.arguments import Names, Numbers, Roles, broadcast, options_of
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.flat import with_static
 from pathways_lab.client.lab import tags
@@ -421,22 +421,8 @@ def program(
 ) -> Callable[[Callable[..., Any]], ProgramFunction]: ...
 @overload
 def program(function: Callable[..., Any], /, **options: Unpack[Options]) -> ProgramFunction: ...
-def program(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    static_argnums: Numbers = None,
-    static_argnames: Names = None,
-    on: Slice | None = None,
-    name: str | None = None,
-    fuse: bool = False,
-    dispatch: str = "parallel",
-    order: str = "turns",
-    keep: bool = False,
-    window: float | None = None,
-    priority: int | None = None,
-    data: Mapping[str, Any] | None = None,
-) -> Any:
+@options_of(ProgramFunction)
+def program(function: Callable[..., Any] | None = None, /, **options: Unpack[Options]) -> Any:
     """Make a function that calls compiled functions into one program.
 
     The function is captured once per set of argument types and places: each
@@ -468,19 +454,6 @@ def program(
 
     Raises PathwaysError with the user's own line for what cannot be captured.
     """
-    options: Options = {
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "on": on,
-        "name": name,
-        "fuse": fuse,
-        "dispatch": dispatch,
-        "order": order,
-        "keep": keep,
-        "window": window,
-        "priority": priority,
-        "data": data,
-    }
     if function is None:
         return lambda given: ProgramFunction(given, **options)
     return ProgramFunction(function, **options)
