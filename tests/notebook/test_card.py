@@ -335,8 +335,8 @@ def test_a_function_that_is_compiled_after_others_ran_has_an_advice_until_a_devi
 def test_a_bar_of_several_steps_has_no_step_of_which_something_is_told() -> None:
     first, second = Stage(False, "f", 1, 4, ()), Stage(False, "g", 1, 4, ())
     flow = (first, second, Stage(True, "f", 2, 4, (0,)), Stage(True, "g", 2, 4, (1,)))
-    scene: Any = Mock(flows=Mock(run=lambda _: flow))
+    scene: Any = Mock(flows=Mock(run=lambda _: flow, sources=lambda *_: []))
     assert later(scene, RUN, 0, 0.0) == second
     assert later(scene, RUN, -1, 0.0) is None
-    assert makers(flow, 3) == [1]
-    assert makers(flow, -1) == makers((), -1) == []
+    assert makers(scene, RUN, 3) == [1]
+    assert makers(scene, RUN, -1) == []

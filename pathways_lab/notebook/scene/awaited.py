@@ -25,7 +25,7 @@ from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.scene import MARKS, UNKNOWN, Scene
 from pathways_lab.timeline.bars import GANG, Bar
-from pathways_lab.timeline.flow import Flow, Stage
+from pathways_lab.timeline.flow import Stage
 from pathways_lab.timeline.gangs import Gang, GangKey
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.planned import RunSeen
@@ -40,16 +40,6 @@ NEAR = 128
 
 AHEAD = 16
 """Runs, at most, for whose computations without places devices wait."""
-
-
-def makers(flow: Flow, step: int) -> list[int]:
-    """The computations that make the inputs of a step, none for a bar that stands for several."""
-    found: list[int] = []
-    asked = [*flow[step].after] if 0 <= step < len(flow) else []
-    for n in asked:
-        asked.extend(flow[n].after if flow[n].transfer else ())
-        found += [] if flow[n].transfer else [n]
-    return list(dict.fromkeys(found))
 
 
 PAUSE = 1.0
@@ -79,6 +69,11 @@ def sources(scene: Scene, run: int, step: int) -> list[GangKey]:
         return [(run, n) for n in flows.run(run)[step].after] + flows.sources(run, step)
 
     return _computations(scene, run, step, before)
+
+
+def makers(scene: Scene, run: int, step: int) -> list[int]:
+    """Those of them that its own run computes, none for a bar that stands for several."""
+    return [n for of, n in sources(scene, run, step) if of == run]
 
 
 def users(scene: Scene, run: int, step: int) -> list[GangKey]:
@@ -169,7 +164,7 @@ def later(scene: Scene, run: int, step: int, moment: float) -> Stage | None:
     for n, stage in enumerate(near, step + 1):
         if stage.transfer or stage.slice != flow[step].slice or n not in leaves:
             continue
-        if all(ended_at(scene, run, made) <= moment for made in makers(flow, n)):
+        if all(ended_at(scene, run, made) <= moment for made in makers(scene, run, n)):
             return stage
     return None
 
@@ -385,7 +380,7 @@ def _sure(
     Its bytes may not have been under way since they were made, and where others compute on its
     devices that may be told to be the cause of all of it.
     """
-    made = makers(scene.flows.run(gang.run), gang.step)
+    made = makers(scene, gang.run, gang.step)
     shared = any(other.host == host for other in busy & _lanes(scene, gang))
     if shared:
         return [] if missing(scene, gang, host)[0] else [(ORDER, now)]
