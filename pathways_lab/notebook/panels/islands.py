@@ -23,13 +23,15 @@ from pathways_lab.notebook.scene.plot import (
     BOXES,
     FRAME,
     TEXTS,
+    WORD,
     Growing,
     Layer,
     Plot,
     blank,
+    in_way,
+    in_ways,
     put,
     squeezed,
-    wide,
 )
 from pathways_lab.notebook.scene.row_layout import short
 from pathways_lab.notebook.scene.scene import Scene
@@ -245,28 +247,23 @@ def _lost(cells: list[Cell]) -> dict[str, list[Any]]:
 
 def _words(scene: Scene, cells: list[Cell]) -> Growing:
     """The device's number, and where there is room what it works on, or at the end its share."""
-    out = blank(("x", "y", "text", "room", "choices"))
+    out = blank(WORD[:5])
     for cell in cells:
         choices = ["lost" if cell.host.lost else cell.label, ""]
         if not cell.host.lost and cell.what and cell.share > SHOWN and cell.label:
             work = f"{100 * cell.share:.0f} %" if scene.final else cell.what.node
             choices.insert(0, f"{cell.label} · {work or cell.what.program}")
         if choices[0]:
-            room = 0.9 * (cell.right - cell.left)
-            middle, text = (cell.left + cell.right) / 2, _first_fitting(choices, room)
-            put(out, middle, cell.row - 0.09, text, room, choices)
+            shown = in_way(choices, 0.9 * (cell.right - cell.left))
+            put(out, (cell.left + cell.right) / 2, cell.row - 0.09, *shown)
     return out
 
 
 def _heads(scene: Scene, blocks: list[Block]) -> dict[str, list[Any]]:
-    choices = [_headings(scene, block) for block in blocks]
-    rooms = [block.width for block in blocks]
     return {
         "x": [block.left for block in blocks],
         "y": [block.top - 0.72 for block in blocks],
-        "text": [_first_fitting(*each, bold=True) for each in zip(choices, rooms, strict=True)],
-        "room": rooms,
-        "choices": choices,
+        **in_ways((_headings(scene, block), block.width) for block in blocks),
     }
 
 
@@ -284,11 +281,6 @@ def _headings(scene: Scene, block: Block) -> list[str]:
         words.insert(0, (parts, _slices(slices)))
     island = squeezed(block.island, block.width * FRAME, bold=True)
     return [*("  ·  ".join((island, *each)) for each in words), squeezed(island, NARROW, bold=True)]
-
-
-def _first_fitting(choices: list[str], room: float, bold: bool = False) -> str:
-    """The first that fits into so much of a panel's usual width, else the last."""
-    return next((text for text in choices if wide(text, bold) < room * FRAME), choices[-1])
 
 
 def _slices(slices: list[SliceSeen]) -> str:

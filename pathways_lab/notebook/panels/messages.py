@@ -25,6 +25,7 @@ from pathways_lab.notebook.scene.plot import (
     blank,
     in_ways,
     put,
+    wide,
 )
 from pathways_lab.notebook.scene.row_layout import MOST
 from pathways_lab.notebook.scene.scene import Scene
@@ -130,7 +131,7 @@ def _arrows(
     lines = blank(("xs", "ys", "fill", "width"))
     heads = blank(("xs", "ys", "fill", "kind_name", "source", "target", "bytes", "at"))
     kinds = dict(zip(KINDS, CAUSE_COLOURS, strict=False))
-    wide = 5.0 * places / FRAME
+    half = 5.0 * places / FRAME
     for x, burst in enumerate(shown):
         for message in burst:
             kind, source, target = _ends(message)
@@ -138,7 +139,7 @@ def _arrows(
             a, b = _at(source, row), _at(target, row)
             down = 0.32 if b > a else -0.32
             put(lines, [x, x], [a, b - down], colour, 1.6)
-            tip = [x - wide, x + wide, x], [b - down, b - down, b], colour
+            tip = [x - half, x + half, x], [b - down, b - down, b], colour
             about = float(message.args.get("bytes", 0)), f"{message.time - origin:.5f} s"
             put(heads, *tip, kind, source, target, *about)
     return lines, heads
@@ -149,10 +150,10 @@ def _words(shown: list[list[Event]], places: int) -> dict[str, list[Any]]:
     each, free = FRAME / (places + 1.2), -100.0
     told: list[tuple[int, str]] = []
     for x, burst in enumerate(shown):
-        word = _ends(burst[0])[0]
-        if (x + 1.5) * each - 3.6 * len(word) > free:
+        word, middle = _ends(burst[0])[0], (x + 1.5) * each
+        if middle - wide(word) / 2 > free:
             told.append((x, word))
-            free = (x + 1.5) * each + 3.6 * len(word) + 4
+            free = middle + wide(word) / 2 + 4
     columns = [x for x, _ in told]
     apart = [b - a for a, b in pairwise([-2, *columns, places + 2])]
     rooms = [min(before, after) / (places + 1.2) for before, after in pairwise(apart)]

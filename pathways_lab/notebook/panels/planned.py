@@ -129,7 +129,7 @@ def _time_axis(bottom: float, tall: float, whole: float) -> tuple[Growing, Growi
         put(grid, [x, x], [-0.6, bottom], NEUTRAL, 1)
         # Where there is too little room every other one leaves it to its neighbours.
         room = SPLIT / len(known) * (1 if n % 2 else 2)
-        put(ticks, x + 0.004, bottom + 0.55 * tall, text, room, [text, ""])
+        put(ticks, x + 0.004, bottom + 0.55 * tall, *in_way((text, ""), room))
     return grid, ticks
 
 

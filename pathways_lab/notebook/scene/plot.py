@@ -11,7 +11,7 @@ numpy arrays of equal length.  y grows downwards, in rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -180,14 +180,10 @@ class Plot:
         """By name of their source: the bands, the lines that bound a scale, the veil of what is
         to come, and that of what is not known."""
         low, high = zip(*self.bands, strict=True) if self.bands else ((), ())
-        veil: dict[str, list[Any]] = {n: [] for n in ("x0", "x1", "y", "text", "choices", "room")}
+        veil = blank(("x0", "x1", "y", "text", "room", "choices"))
         if self.ahead:
             (at, word), (start, end) = self.ahead, self.x
-            room = 0.9 * (end - at) / (end - start)
-            text = word if wide(word) < room * FRAME else ""
-            for column, value in zip(veil.values(), (at, end, self.y[0], text, [word, ""], room),
-                                     strict=True):  # fmt: skip
-                column.append(value)
+            put(veil, at, end, self.y[0], *in_way((word, ""), 0.9 * (end - at) / (end - start)))
         before: dict[str, list[float]] = {"x0": [], "x1": []}
         if self.brief and self.x[0] > 0:
             back = self.x[0] - BACK * (self.x[1] - self.x[0])
@@ -353,15 +349,15 @@ def shorter(word: str) -> tuple[str, ...]:
     return (word, *(f"{word[:at]}…" for at in lengths), "")
 
 
-def in_way(ways: tuple[str, ...], room: float) -> tuple[str, float, list[str]]:
+def in_way(ways: Sequence[str], room: float) -> tuple[str, float, list[str]]:
     """The columns text, room and choices of a word in several ways, the longest first, with the
     share of the width that it has room for: a page shows what fits there, a picture what fits into
-    its usual width."""
-    text = next(word for word in ways if not word or wide(word, bold=True) + 6 < room * FRAME)
+    its usual width, or the last."""
+    text = next((w for w in ways if wide(w, bold=True) + 6 < room * FRAME), ways[-1])
     return text, 0.97 * room, list(dict.fromkeys(ways))
 
 
-def in_ways(words: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, list[Any]]:
+def in_ways(words: Iterable[tuple[Sequence[str], float]]) -> dict[str, list[Any]]:
     """The same columns of many words."""
     shown = [in_way(*each) for each in words]
     return {name: [each[n] for each in shown] for n, name in enumerate(("text", "room", "choices"))}
