@@ -147,11 +147,7 @@ _HOMES = {
 }
 
 
-def _open_view(lab: Lab, *panels: str, **options: Any) -> Any:
-    return _open_timeline(lab.timeline, *panels, **options)
-
-
-def _open_timeline(timeline: Timeline, *panels: str, **options: Any) -> Any:
+def _open_view(timeline: Timeline, *panels: str, **options: Any) -> Any:
     from pathways_lab.notebook.view.view import view_of
 
     return view_of(timeline, *panels, **options)
@@ -197,10 +193,9 @@ def _plug_in() -> None:
     from pathways_lab.notebook.dashboard import PAGES, kernels
     from pathways_lab.timeline import log
 
-    log.open_view = log.open_view or _open_timeline
+    log.open_view = log.open_view or _open_view
     hooks.pages = hooks.pages or PAGES
     hooks.open_dashboard = hooks.open_dashboard or _open_dashboard
-    hooks.open_view = hooks.open_view or _open_view
     hooks.lab_opened = hooks.lab_opened or kernels.note
     hooks.lab_closes = hooks.lab_closes or _lab_closes
 

@@ -19,9 +19,6 @@ from pathways_lab.runtime.cluster.dashboard_socket import Pages
 from pathways_lab.runtime.processes import start_progress
 from pathways_lab.runtime.processes.start_progress import Show, Tell, in_terminal
 
-open_view: Callable[..., Any] | None = None
-"""``open_view(lab, *panels, **options)``: a view of a lab's timeline."""
-
 lab_opened: Callable[[Path], None] | None = None
 """``lab_opened(folder)``: told the private folder of a lab of this machine that this kernel has."""
 

@@ -310,11 +310,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Trunks, Tagging, UnderWay):
             program that repeats, or 20 seconds), origin (not further than that);
             of a lab that is gone ``replay=True``: live, with scrubber, zoom and clicks.
         """
-        if hooks.open_view is None:
-            raise failures.refused(
-                "no front end is there to show a view", "import pathways_lab as pw"
-            )
-        return hooks.open_view(self, *panels, **options)
+        return self.timeline.view(*panels, **options)
 
     def sql(self, query: str = "") -> QueryRows:
         """The answer of the timeline to a query in SQL: see :meth:`Timeline.sql`."""

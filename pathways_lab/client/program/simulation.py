@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from pathways_lab.client.lab import hooks
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.lab.slice_request import bytes_of, slice_request
@@ -134,10 +133,6 @@ class Simulation(Simulated):
 
     def view(self, *panels: str, **options: Any) -> Any:
         """The picture of it, as :meth:`Lab.view` shows a lab, with the same options."""
-        if hooks.open_view is None:
-            raise failures.refused(
-                "no front end is there to show a view", "import pathways_lab as pw"
-            )
         programs = ", ".join(list(self.timeline.programs)[:3])
         given = {
             "title": f"Simulated: {programs} on {self.machine.devices:,} devices",
@@ -145,7 +140,7 @@ class Simulation(Simulated):
             "window": max(self.seconds, 1e-3),
             **options,
         }
-        return hooks.open_view(self, *panels, **given).freeze()
+        return self.timeline.view(*panels, **given).freeze()
 
 
 def simulate(
