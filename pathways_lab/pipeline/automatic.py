@@ -56,7 +56,7 @@ class Pipeline(Layered[State]):
         totals = [sum(model.costs[n] for n in stage) for stage in self.stages]
         forward = [total / (min(totals) or 1.0) for total in totals]
         self.costs = Costs(forward, [2 * cost for cost in forward], forward)
-        self._parts = [self._part(number) for number in range(len(self.stages))]
+        self._parts = [named(f"stage{n}", model.forward(n)) for n in range(len(self.stages))]
         state = tuple((model.spec(number), None) for number in range(len(self.stages)))
         self.program = mpmd_jit(
             self._train,
@@ -119,16 +119,6 @@ class Pipeline(Layered[State]):
         for part, own in zip(self._parts[:-1], parameters, strict=False):
             x = part(own, x)
         return self._parts[-1](parameters[-1], x, labels)
-
-    def _part(self, number: int) -> Callable[..., Any]:
-        layers = [self._model.layers[n][0] for n in self.stages[number]]
-
-        def stage(parameters: Sequence[Any], x: Any, *labels: Any) -> Any:
-            for layer, own in zip(layers, parameters, strict=True):
-                x = layer(own, x)
-            return self._model.loss(x, *labels) if labels else x
-
-        return named(f"stage{number}", stage)
 
     def _changed(self, state: PartState, slopes: Any) -> PartState:
         mean = jax.tree.map(lambda slope: slope / self.schedule.microbatches, slopes)

@@ -43,12 +43,6 @@ class Part:
 
     def __init__(self, model: Model, number: int, on: Slice, shares: Sequence[int]) -> None:
         last, whole, batch = number == len(model.parts) - 1, PartitionSpec(), model.batch
-        layers = [model.layers[n][0] for n in model.parts[number]]
-
-        def forward(parameters: Sequence[Any], x: Any, *labels: Any) -> Any:
-            for layer, own in zip(layers, parameters, strict=True):
-                x = layer(own, x)
-            return model.loss(x, *labels) if labels else x
 
         def compiled(
             function: Callable[..., Any], name: str, takes: tuple[Any, ...], gives: Any
@@ -57,7 +51,7 @@ class Part:
             return jit(function, on=on, name=called, in_shardings=takes, out_shardings=gives)
 
         labels, result = ((batch,), whole) if last else ((), batch)
-        self._forward = compiled(forward, "forward", (whole, batch, *labels), result)
+        self._forward = compiled(model.forward(number), "forward", (whole, batch, *labels), result)
         change = functools.partial(_update, model.optimizer, shares)
         self.update = compiled(
             change, "update", (whole, None, *(whole,) * len(shares)), (whole, whole)

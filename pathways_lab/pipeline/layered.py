@@ -83,6 +83,18 @@ class Model:
         """A PartitionSpec for every parameter of a part."""
         return tuple(jax.tree.broadcast(self.specs[n], self.layers[n][1]) for n in self.parts[part])
 
+    def forward(self, part: int) -> Callable[..., Any]:
+        """A function of a part's parameters and what comes in, and in the last part of labels: what
+        goes out, or the loss."""
+        layers = [self.layers[n][0] for n in self.parts[part]]
+
+        def forward(parameters: Sequence[Any], x: Any, *labels: Any) -> Any:
+            for layer, own in zip(layers, parameters, strict=True):
+                x = layer(own, x)
+            return self.loss(x, *labels) if labels else x
+
+        return forward
+
     def types(self) -> tuple[PartState, ...]:
         """By part, the types of its state."""
         found = []
