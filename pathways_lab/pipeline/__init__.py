@@ -55,24 +55,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("Pipeline", "pipeline"), "automatic"),
-    "held": "emulation",
-    **dict.fromkeys(("DataParallel", "data_parallel"), "islands"),
-    **dict.fromkeys(("Costs", "Schedule", "Table", "Task"), "schedule"),
-    **dict.fromkeys(
-        (
-            "Comparison",
-            "circular",
-            "dual_pipe_v",
-            "eager_one_forward_one_backward",
-            "gpipe",
-            "interleaved",
-            "one_forward_one_backward",
-            "zero_bubble",
-            "zero_bubble_h2",
-        ),
-        "schedules",
-    ),
+    name: home
+    for home, names in {
+        "automatic": "Pipeline pipeline",
+        "emulation": "held",
+        "islands": "DataParallel data_parallel",
+        "schedule": "Costs Schedule Table Task",
+        "schedules": "Comparison circular dual_pipe_v eager_one_forward_one_backward gpipe"
+        " interleaved one_forward_one_backward zero_bubble zero_bubble_h2",
+    }.items()
+    for name in names.split()
 }
 
 
