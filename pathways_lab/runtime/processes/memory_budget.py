@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import PathwaysError, refused
+from pathways_lab.core.memory.holdings import size
 from pathways_lab.runtime.processes.child_copies import can_fork
 
 MIB = 1 << 20
@@ -48,12 +49,12 @@ class Budget:
         return self.processes + (self.device_memory or 0) * self.devices
 
     def __str__(self) -> str:
-        free = f"{_text(self.available)} are free"
+        free = f"{size(self.available)} are free"
         if self.device_memory is None:
-            return f"{_text(self.processes)} for processes ({free}), and its accelerators' memory"
+            return f"{size(self.processes)} for processes ({free}), and its accelerators' memory"
         return (
-            f"{_text(self.processes)} for processes, and up to {_text(self.device_memory)} on each "
-            f"of {self.devices} devices ({_text(self.total)} in all; {free})"
+            f"{size(self.processes)} for processes, and up to {size(self.device_memory)} on each "
+            f"of {self.devices} devices ({size(self.total)} in all; {free})"
         )
 
 
@@ -109,9 +110,3 @@ def usual_hosts(
     if memory is None and (budget.device_memory or 0) < _LEAST_DEVICE_MEMORY:
         return 1, alone, f"two hosts per island leave little for their devices: {budget}"
     return _HOSTS_PER_ISLAND, devices, ""
-
-
-def _text(size: int) -> str:
-    if size >= 1 << 30:
-        return f"{size / (1 << 30):.1f} GiB"
-    return f"{size / MIB:.0f} MiB"
