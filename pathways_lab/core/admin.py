@@ -17,7 +17,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pathways_lab.core.checks import ClientRecord, not_an_owner, refusal
+from pathways_lab.core.checks import ClientRecord, not_an_owner
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.quotas import Quota
 from pathways_lab.core.memory.uploads import Uploads
@@ -62,7 +62,7 @@ class Decisions:
         """Whether a client may decide for all; else it is told who may."""
         if self.clients[event.client].owner:
             return True
-        self._refuse(event, subject, Failure("refused", *not_an_owner(event.client, to)))
+        self.state.refuse(event, subject, Failure("refused", *not_an_owner(event.client, to)))
         return False
 
     def quota_chosen(self, event: QuotaChosen) -> None:
@@ -149,7 +149,7 @@ class Decisions:
         handles = {number: len(buffers) for number, buffers in state.store.by_slice.items()}
         failure = state.resources.lease(event.island, event.client, event.order, handles)
         if failure is not None:
-            self._refuse(event, subject, failure)
+            self.state.refuse(event, subject, failure)
         else:
             # Nothing is bounded where the order is off: see Grants.
             state.functions.version += not event.order
@@ -167,12 +167,4 @@ class Decisions:
                 Answer(event.cause, event.client, event.request),
             ]
         else:
-            self._refuse(event, f"lease {event.island}", f"{event.client} has no such lease")
-
-    def _refuse(
-        self,
-        event: PolicyChosen | QuotaChosen | LeaseRequested | LeaseReturned | WindowChosen,
-        subject: str,
-        why: str | Failure,
-    ) -> None:
-        self.state.out.append(refusal(event, subject, why))
+            self.state.refuse(event, f"lease {event.island}", f"{event.client} has no such lease")

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
-from pathways_lab.core.messages import Refused, RunSubmitted
-from pathways_lab.core.messages.elastic import Answer
+from pathways_lab.core.messages import RunSubmitted
 from pathways_lab.core.program.legality import check_plan
 from pathways_lab.core.program.plans import PlanIndex
 from pathways_lab.core.program.program import Call, Plan, SliceId, slice_name
@@ -66,18 +64,6 @@ def not_an_owner(client: str, to: str) -> tuple[str, str]:
         f"{client} is a client of this lab, and only its owners {to}",
         "ask whoever started the lab (lab.invite(path, owner=True) makes owners)",
     )
-
-
-def refusal(event: Any, subject: str, why: str | Failure) -> Refused | Answer:
-    """How a client hears that its request is not met: by the number that it gave it.
-
-    subject: what it is about, for requests without a number.
-    """
-    failure = Failure("refused", f"{subject}: {why}") if isinstance(why, str) else why
-    request = getattr(event, "request", 0)
-    if type(request) is int and request:
-        return Answer(event.cause, event.client, request, (), failure)
-    return Refused(event.cause, event.client, subject, failure)
 
 
 def usable(state: State, client: str, record: ClientRecord, slice_id: SliceId) -> Failure | None:

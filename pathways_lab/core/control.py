@@ -27,7 +27,6 @@ from pathways_lab.core.checks import (
     check_numbers,
     check_program,
     check_run,
-    refusal,
     spoiled,
     usable,
     waits_for_devices,
@@ -68,7 +67,6 @@ from pathways_lab.core.messages import (
     ProgramRegistered,
     ProgramsDropped,
     QuotaChosen,
-    Refused,
     Resolved,
     RunEnded,
     RunSubmitted,
@@ -194,7 +192,7 @@ class Control:
             self.decisions.tell_policy()
         else:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")
-            state.out.append(Refused(event.cause, client, f"client {client}", failure))
+            state.refuse(event, f"client {client}", failure)
         return state.out
 
     def settle(self) -> None:
@@ -340,7 +338,7 @@ class Control:
 
     def _client_joined(self, event: ClientJoined) -> None:
         if event.client in self.clients:
-            self._refuse(event, f"client {event.client}", "a client of this name is connected")
+            self.state.refuse(event, f"client {event.client}", "a client of this name is connected")
             return
         self.clients[event.client] = self.keeping.back(event)
         self.uploads.join(event.number)
@@ -406,7 +404,7 @@ class Control:
         if self.bookings.withdraw(event.client, event.slice):
             return
         if event.slice not in self.clients[event.client].slices:
-            self._refuse(event, f"slice {event.slice}", f"{event.client} has no such slice")
+            self.state.refuse(event, f"slice {event.slice}", f"{event.client} has no such slice")
             return
         self.clients[event.client].slices.discard(event.slice)
         self._release(event.slice)
@@ -459,7 +457,7 @@ class Control:
     def _function_announced(self, event: FunctionAnnounced) -> None:
         failure = usable(self.state, event.client, self.clients[event.client], event.slice)
         if failure is not None and not waits_for_devices(failure):
-            self._refuse(event, f"function {event.function}", failure)
+            self.state.refuse(event, f"function {event.function}", failure)
             return
         key = event.function, event.slice
         self.forgetting.announced(key)
@@ -481,20 +479,20 @@ class Control:
                 client.register(plan.key, index)
                 return
         client.refuse(plan.key, failure)
-        self._refuse(event, f"program {plan.key}", failure)
+        self.state.refuse(event, f"program {plan.key}", failure)
 
     # --- buffers and runs ------------------------------------------------------------
 
     def _buffer_declared(self, event: BufferDeclared) -> None:
         state, subject = self.state, f"buffer {event.buffer}"
         if state.store.in_use(event.buffer) or event.buffer < 1 or event.nbytes < 0:
-            self._refuse(event, subject, "its number is in use, or its size is negative")
+            self.state.refuse(event, subject, "its number is in use, or its size is negative")
             return
         failure = usable(state, event.client, self.clients[event.client], event.slice)
         record = state.resources.slices.get(event.slice)
         if failure is not None or record is None:
             self.uploads.reject(event.buffer, record.hosts if record else ())
-            self._refuse(event, subject, failure or "its slice is unknown")
+            self.state.refuse(event, subject, failure or "its slice is unknown")
             return
         name, where = event.name or "upload", event.slice
         buffer = state.store.create(
@@ -515,13 +513,13 @@ class Control:
         subject = f"run {event.run}"
         wrong = check_numbers(state, event)
         if wrong:
-            self._refuse(event, subject, wrong)
+            self.state.refuse(event, subject, wrong)
             return
         dropped = (event.client, event.plan) in self.forgetting.plans
         index = None if dropped else client.plans.get(event.plan)
         failure = check_run(state, event, client, index)
         if failure is not None or index is None:
-            self._refuse(event, subject, failure or "its program is unknown")
+            self.state.refuse(event, subject, failure or "its program is unknown")
             self._still_born(event, failure or Failure("refused", "its program is unknown"))
             return
         find = state.store.find
@@ -569,13 +567,10 @@ class Control:
                 self.uploads.dropped(self.state.store.end_reference(number))
             elif buffer is None or not buffer.kept:
                 why = "it is unknown, dropped already, or belongs to another client"
-                self._refuse(event, f"buffer {number}", why)
+                self.state.refuse(event, f"buffer {number}", why)
             else:
                 self._drop(buffer)
 
     def _drop(self, buffer: BufferRecord) -> None:
         self.state.store.drop(buffer)
         self.uploads.dropped(buffer)
-
-    def _refuse(self, event: Any, subject: str, why: str | Failure) -> None:
-        self.state.out.append(refusal(event, subject, why))

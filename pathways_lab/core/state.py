@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.ledger import Ledger
 from pathways_lab.core.memory.quotas import Quotas
 from pathways_lab.core.memory.store import BufferRecord, Store
-from pathways_lab.core.messages import Command, FreeBuffers, Resolved
+from pathways_lab.core.messages import Command, FreeBuffers, Refused, Resolved
+from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.core.program.functions import Functions
 from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.scheduling.admission import Admission
@@ -76,6 +78,18 @@ class State:
     def alive(self, hosts: Iterable[str]) -> tuple[str, ...]:
         """Those of *hosts* that exist."""
         return tuple(h for h in hosts if h in self.resources.hosts)
+
+    def refuse(self, event: Any, subject: str, why: str | Failure) -> None:
+        """Tell a client that its request is not met, by the number that it gave it.
+
+        subject: what it is about, for requests without a number.
+        """
+        failure = Failure("refused", f"{subject}: {why}") if isinstance(why, str) else why
+        request = getattr(event, "request", 0)
+        if type(request) is int and request:
+            self.out.append(Answer(event.cause, event.client, request, (), failure))
+        else:
+            self.out.append(Refused(event.cause, event.client, subject, failure))
 
     def wake(self, buffer: BufferRecord) -> None:
         """Something of a buffer changed: runs that waited for it are looked at again."""

@@ -330,9 +330,9 @@ def test_a_client_may_suspend_itself_and_nobody_else_and_takes_no_hosts_away() -
     script.send(ClientJoined(0.0, "join", "guest", 9, owner=False))
     script.slice(1)
     for event in (
-        SuspendRequested(0.0, "suspend", "guest", "kernel-1"),
-        ResumeRequested(0.0, "resume", "guest", "kernel-1"),
-        HostsLeaving(0.0, "leave", ("island0/host0",), "because", "guest"),
+        SuspendRequested(0.0, "suspend", "guest", "kernel-1", request=1),
+        ResumeRequested(0.0, "resume", "guest", "kernel-1", request=2),
+        HostsLeaving(0.0, "leave", ("island0/host0",), "because", "guest", request=3),
     ):
         (denied,) = script.send(event)
         assert isinstance(denied, Answer)

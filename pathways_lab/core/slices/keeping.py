@@ -26,9 +26,8 @@ Paper: section 4.6 (ownership); the paper has nothing that outlives its client.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from pathways_lab.core.checks import ClientRecord, refusal
+from pathways_lab.core.checks import ClientRecord
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.messages import (
@@ -125,15 +124,15 @@ class Keeping:
         if why is None:
             self.clients[event.client].references.update(event.buffers)
         else:
-            self.state.out.append(refusal(event, f"name {event.name}", why))
+            self.state.refuse(event, f"name {event.name}", why)
 
     def _answer(
         self, event: HandlePublished | HandleUnpublished, why: str | Failure | None
     ) -> None:
-        answer: Any = Answer(event.cause, event.client, event.request)
-        if why is not None:
-            answer = refusal(event, f"name {event.name}", why)
-        self.state.out.append(answer)
+        if why is None:
+            self.state.out.append(Answer(event.cause, event.client, event.request))
+        else:
+            self.state.refuse(event, f"name {event.name}", why)
 
     # --- seats -------------------------------------------------------------------------
 

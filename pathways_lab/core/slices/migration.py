@@ -32,7 +32,6 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import (
     HostReport,
     Prepare,
-    Refused,
     SliceBound,
 )
 from pathways_lab.core.messages.elastic import (
@@ -104,14 +103,15 @@ class Elastic:
     def rebind(self, event: RebindRequested) -> None:
         """Other devices for a lost slice, as soon as nothing hangs on the old ones."""
         record = self.state.resources.slices.get(event.slice)
-        subject = f"slice {event.slice}"
-        if record is None or event.slice not in self.clients[event.client].slices:
-            self._refuse(event, subject, f"{event.client} has no such slice")
-        elif record.state != "lost":
+        why, remedy = f"{event.client} has no such slice", ""
+        if record is not None and event.slice in self.clients[event.client].slices:
+            if record.state == "lost":
+                self._rebinds[event.slice] = event
+                return
             why = f"it is {record.state}, and only lost slices are bound again"
-            self._refuse(event, subject, why, "nothing needs to be done")
-        else:
-            self._rebinds[event.slice] = event
+            remedy = "nothing needs to be done"
+        failure = Failure("refused", f"slice {slice_name(event.slice)}: {why}", remedy)
+        self.state.refuse(event, f"slice {event.slice}", failure)
 
     def suspend(self, event: SuspendRequested) -> None:
         """All slices of a client leave their devices, as soon as what is admitted has ended."""
@@ -161,7 +161,7 @@ class Elastic:
             for slice_id, old in before.items():
                 resources.unbind_again(slice_id, old)
             state.divide()
-            state.out.append(Answer(event.cause, event.client, event.request, (), failure))
+            state.refuse(event, "slices", failure)
             return
         for slice_id, old in before.items():
             self._move(slice_id, old)
@@ -290,7 +290,7 @@ class Elastic:
                         self._tried[slice_id] = state.resources.version
                         continue
                     self._ended(slice_id)
-                    state.out.append(Refused(event.cause, event.client, f"slice {slice_id}", found))
+                    state.refuse(event, f"slice {slice_id}", found)
                     continue
                 self._ended(slice_id)
                 state.divide()
@@ -453,13 +453,8 @@ class Elastic:
         text = f"slice {slice_name(slice_id)} of {where.client} ({count} devices on"
         return f"{text} {' and '.join(where.islands)}, {handles} handle{'s' * (handles != 1)})"
 
-    def _refuse(self, event: RebindRequested, subject: str, why: str, remedy: str = "") -> None:
-        failure = Failure("refused", f"slice {slice_name(event.slice)}: {why}", remedy)
-        self.state.out.append(Refused(event.cause, event.client, subject, failure))
-
     def _deny(
         self, event: SuspendRequested | ResumeRequested | HostsLeaving, why: str, remedy: str = ""
     ) -> None:
         if event.client is not None:
-            failure = Failure("refused", why, remedy)
-            self.state.out.append(Answer(event.cause, event.client, event.request, (), failure))
+            self.state.refuse(event, "slices", Failure("refused", why, remedy))

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.quotas import MORE
-from pathways_lab.core.messages import Refused, SliceBound, SliceRequested, SliceWaiting
+from pathways_lab.core.messages import SliceBound, SliceRequested, SliceWaiting
 from pathways_lab.core.program.program import SliceId, slice_name
 from pathways_lab.core.scheduling.policies import PlaceView, places
 from pathways_lab.core.slices.topology import SliceBinding
@@ -55,7 +55,7 @@ class Bookings:
         if event.slice in self.state.resources.slices or event.slice in self.line:
             failure = Failure("refused", f"slice {event.slice} exists already", "ask for a new one")
         if failure is not None:
-            self._refuse(event, failure)
+            self.state.refuse(event, f"slice {event.slice}", failure)
         elif event.wait and any(client == other.client for other, _ in self.line.values()):
             self._wait(event, f"an earlier request of {client}")
         else:
@@ -63,7 +63,7 @@ class Bookings:
             if why is CHOOSING or (failure is not None and event.wait and why):
                 self._wait(event, why)
             elif failure is not None:
-                self._refuse(event, failure)
+                self.state.refuse(event, f"slice {event.slice}", failure)
 
     def work(self) -> bool:
         """Meet what can be met now, refuse what never will be, tell the others their places."""
@@ -81,7 +81,7 @@ class Bookings:
                 continue
             self._leave(event.slice)
             if failure is not None:
-                self._refuse(event, failure)
+                self.state.refuse(event, f"slice {event.slice}", failure)
         self._tell()
         return True
 
@@ -143,10 +143,6 @@ class Bookings:
         del self.line[slice_id]
         self.state.turns.questions.forget_place(slice_id)
         self._told.pop(slice_id, None)
-
-    def _refuse(self, event: SliceRequested, failure: Failure) -> None:
-        subject = f"slice {event.slice}"
-        self.state.out.append(Refused(event.cause, event.client, subject, failure))
 
 
 def too_many_now(state: State, client: str, asked: int) -> tuple[Failure | None, str]:
