@@ -47,6 +47,13 @@ class _Letter:
         """How an event of a client begins."""
         return self.time, self.cause, self.client.name
 
+    def event(self, kind: Callable[..., m.Event], **others: Any) -> m.Event:
+        """An event with the fields of the message, and others."""
+        values = {each.name: getattr(self.said, each.name) for each in fields(self.said)}
+        if "id" in values:
+            values["request"] = values.pop("id")
+        return kind(*self.by, **values, **others)
+
 
 class Rejected(ValueError):
     """A message that is refused.  subject: what it was about, e.g. ``"run 7"``."""
@@ -106,20 +113,17 @@ def _slice(letter: _Letter) -> m.Event:
         raise Rejected(f"slice {message.slice}", "a slice has 1 to 3 axes of different names")
     if min(sizes) < 1 or max(sizes) >= 1 << 31 or not 0 <= request.memory < 1 << 63:
         raise Rejected(f"slice {message.slice}", f"a slice of shape {sizes} cannot be")
-    return m.SliceRequested(*letter.by, message.slice, request, message.wait)
+    return letter.event(m.SliceRequested)
 
 
 def _same(event: Callable[..., m.Event], **owned: str) -> Callable[[_Letter], m.Event]:
     """Makes an event with the fields of its message.  owned: of which things they are ids."""
 
     def made(letter: _Letter) -> m.Event:
-        message = letter.said
-        values = {each.name: getattr(message, each.name) for each in fields(message)}
         for name, what in owned.items():
-            own(letter.client, [values[name]], what)
-        if "id" in values:
-            values["request"] = values.pop("id")
-        return event(*letter.by, **values)
+            value = getattr(letter.said, name)
+            own(letter.client, value if isinstance(value, tuple) else (value,), what)
+        return letter.event(event)
 
     return made
 
@@ -206,7 +210,7 @@ def _forget(letter: _Letter) -> m.Event:
     for key in message.plans:
         if key in plans and plans[key][0] != letter.client.name:
             raise Rejected(f"program {key[:64]}", "the program belongs to another client")
-    return m.ProgramsDropped(*letter.by, message.plans, message.functions)
+    return letter.event(m.ProgramsDropped)
 
 
 def _submit(letter: _Letter) -> m.Event:
@@ -245,25 +249,16 @@ def _submit(letter: _Letter) -> m.Event:
 
 
 def _declare(letter: _Letter) -> m.Event:
-    message: said.Declare = letter.said
-    own(letter.client, [message.slice], "slice")
-    use(letter.client, buffer=(message.buffer,))
-    return m.BufferDeclared(
-        *letter.by, message.buffer, message.slice, message.nbytes, message.ahead, message.name,
-        message.line,
-    )  # fmt: skip
-
-
-def _drop(letter: _Letter) -> m.Event:
-    own(letter.client, letter.said.buffers, "buffer")
-    return m.BuffersDropped(*letter.by, letter.said.buffers)
+    own(letter.client, [letter.said.slice], "slice")
+    use(letter.client, buffer=(letter.said.buffer,))
+    return letter.event(m.BufferDeclared)
 
 
 def _cancel(letter: _Letter) -> m.Event:
     message: said.Cancel = letter.said
     own(letter.client, (*message.runs, *(run for run, _ in message.steps)), "run")
     own(letter.client, message.buffers, "buffer")
-    return m.CancelRequested(*letter.by, message.runs, message.buffers, message.id, message.steps)
+    return letter.event(m.CancelRequested)
 
 
 def _policy(letter: _Letter) -> m.Event:
@@ -274,12 +269,9 @@ def _policy(letter: _Letter) -> m.Event:
 
 
 def _quota(letter: _Letter) -> m.Event:
-    message: said.QuotaFor = letter.said
-    if len(message.whom) > _NAME_LENGTH:
+    if len(letter.said.whom) > _NAME_LENGTH:
         raise Rejected("quota", f"a client's name has at most {_NAME_LENGTH} characters")
-    return m.QuotaChosen(
-        *letter.by, message.whom, message.devices, message.nbytes, request=message.id
-    )
+    return letter.event(m.QuotaChosen)
 
 
 def _leave(letter: _Letter) -> m.Event:
@@ -297,7 +289,7 @@ def _leave(letter: _Letter) -> m.Event:
     )
 
 
-def _name(name: str) -> str:
+def _check_name(name: str) -> None:
     if not 0 < len(name) <= _NAME_LENGTH:
         raise Rejected(
             "name",
@@ -305,12 +297,11 @@ def _name(name: str) -> str:
             f" {_NAME_LENGTH}",
             "give it a shorter name",
         )
-    return name
 
 
 def _publish(letter: _Letter) -> m.Event:
     message: said.Publish = letter.said
-    name = _name(message.name)
+    _check_name(message.name)
     own(letter.client, message.buffers, "buffer")
     about = bytes(letter.buffers[0]) if letter.buffers else b""
     if len(about) > _ABOUT_BYTES:
@@ -319,25 +310,22 @@ def _publish(letter: _Letter) -> m.Event:
             f"the description of what is published takes {len(about):,} bytes;"
             f" {_ABOUT_BYTES:,} are allowed",
         )
-    keep, to = message.keep, message.to
-    if keep and to:
+    if message.keep and message.to:
         raise Rejected("name", "what is given to one client cannot be kept: it ends when taken")
-    if message.ahead and not keep:
+    if message.ahead and not message.keep:
         raise Rejected("name", "only what is kept can be kept ahead of its values")
-    return m.HandlePublished(
-        *letter.by, name, message.buffers, about, message.id, keep, to, message.ahead
-    )
+    return letter.event(m.HandlePublished, about=about)
 
 
 def _unpublish(letter: _Letter) -> m.Event:
-    return m.HandleUnpublished(*letter.by, _name(letter.said.name), letter.said.id)
+    _check_name(letter.said.name)
+    return letter.event(m.HandleUnpublished)
 
 
 def _take(letter: _Letter) -> m.Event:
-    message: said.Take = letter.said
-    name = _name(message.name)
-    use(letter.client, buffer=message.buffers)
-    return m.HandleTaken(*letter.by, name, message.buffers, message.id, message.giver)
+    _check_name(letter.said.name)
+    use(letter.client, buffer=letter.said.buffers)
+    return letter.event(m.HandleTaken)
 
 
 _HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {
@@ -350,7 +338,7 @@ _HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {
     said.Submit: _submit,
     said.Declare: _declare,
     said.LoseUpload: _same(m.UploadLost, buffer="buffer"),
-    said.Drop: _drop,
+    said.Drop: _same(m.BuffersDropped, buffers="buffer"),
     said.Cancel: _cancel,
     said.Policy: _policy,
     said.QuotaFor: _quota,
