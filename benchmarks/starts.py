@@ -22,6 +22,7 @@ from benchmarks.harness.report import Report, markdown, publish
 from benchmarks.harness.rounds import Timed, measure
 from pathways_lab.runtime.cluster import worker_spec
 from pathways_lab.runtime.cluster.embedded import start_cluster
+from pathways_lab.runtime.cluster.lab_spec import Wishes
 
 COPIES, INTERPRETERS = "copies", "interpreters"
 HOSTS = (2, 4, 8)
@@ -44,7 +45,7 @@ class Starts:
         with mock.patch.object(worker_spec, "can_fork", return_value=self.name == COPIES):
             for _ in range(units):
                 began = time.monotonic()
-                with start_cluster(islands, 2, 2, 64 << 20, "cpu"):
+                with start_cluster(Wishes(islands, 2, 2, 64 << 20, "cpu")):
                     taken += time.monotonic() - began
                     processes = psutil.Process().children(recursive=True)
                     self.memory[case].append(sum(p.memory_full_info().pss for p in processes))

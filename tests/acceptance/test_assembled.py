@@ -14,6 +14,7 @@ import pytest
 import pathways_lab as pw
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.runtime.cluster.embedded import start_cluster
+from pathways_lab.runtime.cluster.lab_spec import Wishes
 from tests.acceptance.collective import SECONDS, V, pids, right, total
 
 pytestmark = pytest.mark.cluster
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[pw.Lab]:
-    cluster = start_cluster(1, 2, 2, platform="cpu", stand_in=True)
+    cluster = start_cluster(Wishes(1, 2, 2, platform="cpu"), stand_in=True)
     with Lab(cluster.control, cluster) as made:
         yield made
 

@@ -8,9 +8,10 @@ import sys
 import time
 
 from pathways_lab.runtime.cluster.embedded import start_cluster
+from pathways_lab.runtime.cluster.lab_spec import Wishes
 
 print(json.dumps({"pid": os.getpid()}), flush=True)
-cluster = start_cluster(2, 1, 2, host_module=sys.argv[1], platform="cpu")
+cluster = start_cluster(Wishes(2, 1, 2, platform="cpu"), host_module=sys.argv[1])
 print(
     json.dumps({"pids": cluster.pids, "folder": str(cluster.folder)}),
     flush=True,

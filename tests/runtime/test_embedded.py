@@ -192,9 +192,9 @@ def test_progress_is_one_line_in_terminals_and_nothing_elsewhere(tmp_path: Path)
 
 def test_wrong_numbers_are_refused_before_anything_starts() -> None:
     with pytest.raises(PathwaysError, match="islands is 0"):
-        start_cluster(islands=0)
+        start_cluster(Wishes(islands=0))
     with pytest.raises(PathwaysError, match="idle_close is nan"):
-        start_cluster(idle_close=math.nan)
+        start_cluster(Wishes(idle_close=math.nan))
 
 
 @pytest.mark.parametrize("name", ["islands", "hosts_per_island", "devices_per_host"])
@@ -210,7 +210,7 @@ def test_labs_that_are_too_large_are_refused_with_the_numbers_at_once(name: str)
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[EmbeddedCluster]:
-    cluster = start_cluster(2, 1, 2, memory=MIB, platform="cpu", host_module=FAKE)
+    cluster = start_cluster(Wishes(2, 1, 2, memory=MIB, platform="cpu"), host_module=FAKE)
     yield cluster
     cluster.close()
 
@@ -304,7 +304,7 @@ def test_without_copies_each_process_is_an_interpreter_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_spec, "can_fork", lambda: False)
-    with start_cluster(2, 1, 1, memory=MIB, platform="cpu", host_module=FAKE) as cluster:
+    with start_cluster(Wishes(2, 1, 1, memory=MIB, platform="cpu"), host_module=FAKE) as cluster:
         pids = everything(cluster)
         modules = [psutil.Process(pid).cmdline()[-1] for pid in cluster.pids["workers"]]
         assert modules == ["pathways_lab.runtime.cluster.worker_main"] * 2
@@ -313,7 +313,7 @@ def test_without_copies_each_process_is_an_interpreter_of_its_own(
 
 @pytest.mark.cluster
 def test_the_first_islands_end_one_by_one() -> None:
-    with start_cluster(2, 2, 1, memory=MIB, platform="cpu", host_module=FAKE) as cluster:
+    with start_cluster(Wishes(2, 2, 1, memory=MIB, platform="cpu"), host_module=FAKE) as cluster:
         (root,) = {psutil.Process(pid).ppid() for pid in cluster.pids["workers"]}
         assert len(tree(root)) == 8
         cluster.remove_island("island0")
@@ -356,7 +356,7 @@ def test_a_worker_that_does_not_start_is_ended_and_the_others_go_on(tmp_path: Pa
 @pytest.mark.cluster
 def test_closing_twice_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    cluster = start_cluster(1, 2, 1, memory=MIB, platform="cpu", host_module=FAKE)
+    cluster = start_cluster(Wishes(1, 2, 1, memory=MIB, platform="cpu"), host_module=FAKE)
     pids = everything(cluster)
     assert [*cluster.folder.glob("dask-scratch-space/scheduler-*")], "what Dask writes is ours"
     assert len(pids) == 6
@@ -382,7 +382,7 @@ def test_the_reason_of_a_failed_start_is_told_and_nothing_is_left(
     with pytest.raises(
         PathwaysError, match=r"(?s)the lab did not start: device process .*No module"
     ):
-        start_cluster(1, 1, 1, memory=MIB, platform="cpu", host_module="no_such_module")
+        start_cluster(Wishes(1, 1, 1, memory=MIB, platform="cpu"), host_module="no_such_module")
     assert not started[0].alive
     assert not started[0].folder.exists()
 
@@ -405,7 +405,7 @@ def test_an_interrupted_start_cleans_up(step: int, after: float) -> None:
     old = signal.signal(signal.SIGALRM, strike)
     try:
         with pytest.raises(KeyboardInterrupt):
-            start_cluster(1, 1, 1, MIB, "cpu", progress=interrupt, host_module=FAKE)
+            start_cluster(Wishes(1, 1, 1, MIB, "cpu"), interrupt, host_module=FAKE)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
@@ -459,7 +459,8 @@ def test_a_script_that_ends_takes_its_lab_along() -> None:
     """Also without ``close`` and without a ``__main__`` guard."""
     code = (
         "from pathways_lab.runtime.cluster.embedded import start_cluster\n"
-        f"c = start_cluster(1, 1, 1, 1 << 20, 'cpu', host_module={FAKE!r})\n"
+        "from pathways_lab.runtime.cluster.lab_spec import Wishes\n"
+        f"c = start_cluster(Wishes(1, 1, 1, 1 << 20, 'cpu'), host_module={FAKE!r})\n"
         "print(*[p for ps in c.pids.values() for p in ps])\n"
     )
     done = subprocess.run(
@@ -495,5 +496,5 @@ def test_several_hosts_are_refused_where_they_cannot_compute_together(
     """Before anything is started, with the way out."""
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(PathwaysError, match="cannot compute together") as refused:
-        start_cluster(1, 2, 2, platform="cpu", host_module="never_started")
+        start_cluster(Wishes(1, 2, 2, platform="cpu"), host_module="never_started")
     assert "hosts_per_island=1" in refused.value.failure.remedy

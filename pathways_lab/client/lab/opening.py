@@ -56,7 +56,7 @@ def current() -> Lab:
         return labs._labs[-1]
     if labs._gone is not None:
         raise PathwaysError(labs._gone)
-    raise failures.failure("refused", "this kernel has no lab", "start one: lab = pw.start()")
+    raise failures.refused("this kernel has no lab", "start one: lab = pw.start()")
 
 
 def current_or_new() -> Lab:
@@ -141,7 +141,7 @@ def start(
                 "go on with it, pw.current(), or start one",
             )
     _leave_accelerators(wishes)
-    made = start_cluster(**dataclasses.asdict(wishes), progress=show, pages=hooks.pages)
+    made = start_cluster(wishes, show, pages=hooks.pages)
     if made.note:
         warnings.warn(made.note, stacklevel=2)
     try:
@@ -196,7 +196,7 @@ def _start_kept(kept: str, wishes: Wishes, show: Show | None, name: str) -> Lab:
 
 def _check_name(name: str, argument: str = "name") -> None:
     if name and (wrong := why_no_name(str(name))):
-        raise failures.failure("refused", wrong, f'for example {argument}="ann"')
+        raise failures.refused(wrong, f'for example {argument}="ann"')
 
 
 def connect(
@@ -258,7 +258,7 @@ def connect(
         lab = _joined(control, name, timeout or SILENCE)
     except Unreached as error:
         far = f"; {BY_DASK}" if control.address.startswith("tcp:") else ""
-        raise failures.failure("refused", str(error), error.remedy + far) from error
+        raise failures.refused(str(error), error.remedy + far) from error
     except OSError as error:
         raise failures.failure(
             "lost",
@@ -266,8 +266,7 @@ def connect(
             "is it still running?  Ask its owner for a new lab file",
         ) from error
     except (AuthenticationError, WireError) as error:
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"the lab at {control.address} and this client do not understand each other: {error}",
             "ask its owner for a new lab file, or install the same pathways_lab for both",
         ) from error
@@ -291,7 +290,7 @@ def _check_ways(lab: Lab) -> None:
     for error in lost:
         hooks.line()(f"{error}; {error.remedy}; {BY_DASK}")
     if hosts and len(lost) == len(hosts):
-        raise failures.failure("refused", str(lost[0]), f"{lost[0].remedy}; {BY_DASK}")
+        raise failures.refused(str(lost[0]), f"{lost[0].remedy}; {BY_DASK}")
 
 
 def _joined(control: ControlAddress, name: str, limit: float) -> Lab:
@@ -315,8 +314,7 @@ def make_virtual_device_set(lab: Lab | None = None) -> VirtualDeviceSet:
     Raises PathwaysError for what is no lab, and where the kernel's lab is gone.
     """
     if lab is not None and not callable(getattr(lab, "slice", None)):
-        raise failures.failure(
-            "refused",
+        raise failures.refused(
             f"lab={lab!r:.60} has no devices to make a set of",
             "pw.make_virtual_device_set().add_slice(tpu_devices=4), or with a lab as its argument",
         )

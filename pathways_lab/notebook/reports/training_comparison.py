@@ -24,7 +24,6 @@ from pathways_lab.client.lab import opening as labs
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session import failures
-from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.reports.timelines import Comparison
 from pathways_lab.notebook.scene.duration import duration
@@ -188,12 +187,10 @@ def compare(
     lab = lab or labs.current_or_new()
     known.check(ways)
     if not ways:
-        raise PathwaysError(Failure("refused", "no ways to compare", "for example ['spmd']"))
+        raise failures.refused("no ways to compare", "for example ['spmd']")
     steps = slice_request.count("steps", steps)
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        raise PathwaysError(
-            Failure("refused", f"batch={batch!r:.60} is not a pair", "give (inputs, labels)")
-        )
+        raise failures.refused(f"batch={batch!r:.60} is not a pair", "give (inputs, labels)")
     work = known.Work(as_layers(layers), loss, optimizer, batch, steps, microbatches, stages, costs)
     found: dict[str, Measured] = {}
     recordings: dict[str, Recording] = {}
@@ -220,15 +217,11 @@ def compare(
             del prepared
     wrong = {name: m.difference for name, m in found.items() if not m.difference <= tolerance}
     if wrong:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"the parameters of {', '.join(wrong)} differ from those of"
-                f" {known.name_of(ways[0])} by {max(wrong.values()):.1e} of their largest value,"
-                f" and tolerance={tolerance:g}",
-                "fewer steps, a smaller learning rate, or a larger tolerance; a difference that"
-                " stays is an error of this package",
-            )
+        raise failures.refused(
+            f"the parameters of {', '.join(wrong)} differ from those of {known.name_of(ways[0])} by"
+            f" {max(wrong.values()):.1e} of their largest value, and tolerance={tolerance:g}",
+            "fewer steps, a smaller learning rate, or a larger tolerance; a difference that stays"
+            " is an error of this package",
         )
     return SideBySide(found, recordings, tolerance, lab.session.connection.emulated)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.runtime.cluster.await_workers import WORKER_SECONDS, await_asked, await_first
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
@@ -96,7 +96,7 @@ def invitation(control: ControlAddress) -> ControlAddress:
     if control.holder:
         return control
     if is_comm(control.address):
-        raise _error(
+        raise refused(
             "this client's links go over Dask's comms, and everybody with the certificates for that"
             " is an owner",
             'invite(path, owner=True), or invite from a client without transport="dask"',
@@ -142,9 +142,9 @@ def read_lab_file(path: str | Path) -> ControlAddress:
         remedy = "check the path, or ask the owner of the lab for a file (lab.invite(path))"
         if re.fullmatch(r"[\w.-]+:\d+", str(path)):
             remedy = f'for a Dask scheduler write "tcp://{path}", or "tls://{path}"'
-        raise _error(f"there is no lab file {str(Path(path).absolute())!r}", remedy) from None
+        raise refused(f"there is no lab file {str(Path(path).absolute())!r}", remedy) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _error(
+        raise refused(
             f"{str(path)!r} is not a lab file: {error!r}",
             "ask the owner of the lab for a new one (lab.invite(path))",
         ) from error
@@ -223,13 +223,13 @@ def attach(
     )
     wished.check()
     if platform not in ("auto", "cpu"):
-        raise _error(f"platform is {platform!r}", "on a Dask cluster use 'auto' or 'cpu'")
+        raise refused(f"platform is {platform!r}", "on a Dask cluster use 'auto' or 'cpu'")
     if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
-        raise _error(f"timeout is {timeout!r}", "timeout is a number of seconds above 0")
+        raise refused(f"timeout is {timeout!r}", "timeout is a number of seconds above 0")
     if not isinstance(silence, int | float) or not 1 <= silence <= 3600:
-        raise _error(f"silence is {silence!r}", "silence is a number of seconds, 1 to 3600")
+        raise refused(f"silence is {silence!r}", "silence is a number of seconds, 1 to 3600")
     if not is_rule(islands):
-        raise _error(
+        raise refused(
             f"islands is {islands!r}",
             'islands is "machine", "job" or "worker", or a function from the name of a machine to'
             " that of its island",
@@ -238,11 +238,11 @@ def attach(
         doors = ANY if ports is None else addresses.port_range(ports)
     except ValueError as error:
         wrong, _, rule = str(error).partition(": ")
-        raise _error(wrong, rule) from None
+        raise refused(wrong, rule) from None
     if target is None:
         target = os.environ.get(VARIABLE)
         if not target:
-            raise _error(
+            raise refused(
                 f"there is nothing to connect to: the environment variable {VARIABLE} is not set",
                 "give a Dask address, Client or cluster, or the path of a lab file; "
                 "pathways_lab.start() makes a lab on this machine",
@@ -287,12 +287,12 @@ def _client_of(
 
     if isinstance(target, distributed.Client):
         if target.asynchronous:
-            raise _error(
+            raise refused(
                 "an asynchronous distributed.Client cannot be used here",
                 "give the scheduler's address, or a Client made without asynchronous=True",
             )
     elif not isinstance(target, str) and not hasattr(target, "scheduler_address"):
-        raise _error(
+        raise refused(
             f"cannot connect to {type(target).__name__} {target!r:.60}",
             "give a Dask address, a distributed.Client, a Dask cluster, or a lab file",
         )
@@ -312,10 +312,10 @@ def _client_of(
         client = distributed.Client(target, security=security, timeout=limit, set_as_default=False)
         return client, True
     except Unreached as error:
-        raise _error(f"no Dask scheduler at {target!r:.80}: {error}", error.remedy) from error
+        raise refused(f"no Dask scheduler at {target!r:.80}: {error}", error.remedy) from error
     except (OSError, TypeError, ValueError) as error:
         # Dask raises TypeError for a tls:// address without credentials.
-        raise _error(
+        raise refused(
             f"the Dask scheduler at {target!r:.80} cannot be reached: {error}{_why(error)}",
             "check the address (a scheduler's log says it; its dashboard has another port), and for"
             " tls:// Dask's configuration of certificates",
@@ -350,18 +350,18 @@ def _attach(
             client.register_plugin(ControlPlugin(seen, *wished))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
-        raise _error(
+        raise refused(
             f"the Dask scheduler at {address} cannot load pathways_lab: {error}",
             versions.REMEDY,
         ) from error
     assert control is not None
     local = control["host"] is None
     if local and control["machine"] != addresses.machine():
-        raise _error(*beyond(f"this client ({socket.gethostname()})"))
+        raise refused(*beyond(f"this client ({socket.gethostname()})"))
     if wrong := versions.apart(control.get(versions.FIELD), f"the lab at {address}", "this client"):
-        raise _error(wrong, versions.REMEDY)
+        raise refused(wrong, versions.REMEDY)
     if not control["alive"]:
-        raise _error(
+        raise refused(
             f"the control plane of the lab at {address} has died",
             "whoever started the lab can start a new one with pw.start()",
         )
@@ -457,10 +457,10 @@ def _machines(
         return None
     pems = dask_private.pems_of(dask_private.security_of(client), "client")
     if pems is None:
-        raise _error(*plain_text(address))
+        raise refused(*plain_text(address))
     host = far[0] if far else dask_private.host_of(address)
     if far and not client.run_on_scheduler(is_own, host):
-        raise _error(
+        raise refused(
             f"the Dask scheduler is on another machine and is reached at {host}, by a forwarded"
             " port: nothing but that port comes through, and the lab has ports of its own",
             'transport="dask" goes through that port, slower; or connect to an address of the'
@@ -472,7 +472,7 @@ def _machines(
         apart = {island for machine, _, island, _ in told if first[island] != machine}
         spread = sorted(apart & clear)
         if spread:
-            raise _error(
+            raise refused(
                 f"{' and '.join(spread)}: the workers of the island are on several machines,"
                 f" {COLLECTIVES}",
                 OWN_ISLANDS,
@@ -496,7 +496,7 @@ def _install_hosts(client: distributed.Client, plugin: Any) -> list[str]:
         # Let the next attempt, perhaps with other arguments, try again.
         with contextlib.suppress(Exception):  # where it is not, it cannot be removed
             client.unregister_worker_plugin(plugin.name)
-        raise _error(
+        raise refused(
             f"a device process could not be started on a Dask worker: {error}"
             + "".join(f"; {told}" for told in sorted(out.values())),
             "see the last lines of its log above; platform='cpu' does without accelerators",
@@ -508,7 +508,3 @@ def _why(error: Exception) -> str:
     """The cause of failure of Dask's last attempt, which its own words leave out."""
     cause = first_cause(error)
     return "" if str(cause) in str(error) else f": {cause}"
-
-
-def _error(message: str, remedy: str) -> PathwaysError:
-    return PathwaysError(Failure("refused", message, remedy))

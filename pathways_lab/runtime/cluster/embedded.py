@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from pathways_lab.core.errors import PathwaysError, refused
 from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
-from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
+from pathways_lab.runtime.cluster.lab_spec import Wishes, outline
 from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
 from pathways_lab.runtime.cluster.worker_spec import (
     Recipe,
@@ -224,16 +224,9 @@ class EmbeddedCluster:
 
 
 def start_cluster(
-    islands: int = 2,
-    hosts_per_island: int | None = None,
-    devices_per_host: int | None = None,
-    memory: int | None = None,
-    platform: str = "auto",
+    wishes: Wishes,
     progress: Show | None = None,
     *,
-    transcript: str | Path = "",
-    idle_close: float | None = None,
-    transport: Transport = "sockets",
     pages: Pages | None = None,
     host_module: str = MODULE,
     stand_in: bool = False,
@@ -241,17 +234,7 @@ def start_cluster(
 ) -> EmbeddedCluster:
     """Start a lab on this machine and wait until its devices are there.
 
-    hosts_per_island, devices_per_host: None means two; but one host with its share of the
-        accelerators, and one with four devices where two hosts cannot compute together or
-        leave too little memory (then ``.note`` says so).
-    memory: bytes per device that programs may use (None: see ``.budget``).
-    platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"auto"``: accelerators when there
-        are enough of them, see :mod:`pathways_lab.runtime.cluster.accelerators`.
     progress: called with a Progress whenever something is there.
-    transcript: a file for what the core is told and answers (see
-        :mod:`pathways_lab.runtime.control_plane.transcript`).
-    idle_close: seconds without use after which it ends by itself; None: never.
-    transport: ``"sockets"``, or ``"dask"`` for all links over Dask's comms (slower).
     pages: what to add to Dask's dashboard, see :mod:`.cluster.dashboard_socket`.
     host_module: the module that is a device process, for tests.
     stand_in: CPU devices that start as accelerators do, for tests: all hosts of an
@@ -262,17 +245,14 @@ def start_cluster(
     hosts cannot compute together, and with the last lines of its log when a
     process does not start.
     """
-    wishes = Wishes(
-        islands, hosts_per_island, devices_per_host, memory, platform, transcript, idle_close,
-        transport,
-    )  # fmt: skip
     started = time.monotonic()
     plan = outline(wishes)
     folder = private_folder()
     settings = ControlSettings.fresh(folder)
-    settings.comms = transport == "dask"
-    settings.idle, settings.kept = float(idle_close or 0.0), kept
-    settings.transcript = str(Path(transcript).absolute()) if transcript else ""
+    settings.comms = wishes.transport == "dask"
+    settings.idle, settings.kept = float(wishes.idle_close or 0.0), kept
+    if wishes.transcript:
+        settings.transcript = str(Path(wishes.transcript).absolute())
     control = ControlAddress(settings.listen, settings.key)
     recipe = Recipe(
         folder,
@@ -281,13 +261,13 @@ def start_cluster(
         host_module,
         plan.hosts,
         plan.devices,
-        plan.budget.device_memory if plan.emulated else memory,
+        plan.budget.device_memory if plan.emulated else wishes.memory,
         stand_in,
     )
     cluster = EmbeddedCluster(plan.budget, folder, control, recipe, note=plan.note)
     atexit.register(cluster.close)
     try:
-        places = [(f"island{i}", h) for i in range(islands) for h in range(plan.hosts)]
+        places = [(f"island{i}", h) for i in range(wishes.islands) for h in range(plan.hosts)]
         workers = [
             recipe.worker(*place, plan.hosts, plan.devices, plan.given.environment(number))
             for number, place in enumerate(places)

@@ -27,7 +27,19 @@ Transport = Literal["sockets", "dask"]
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The wishes for a lab; see :func:`pathways_lab.runtime.cluster.embedded.start_cluster`."""
+    """The wishes for a lab.
+
+    hosts_per_island, devices_per_host: None means two; but one host with its share of the
+        accelerators, and one with four devices where two hosts cannot compute together or
+        leave too little memory.
+    memory: bytes per device that programs may use (None: see ``Outline.budget``).
+    platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"auto"``: accelerators when there are enough
+        of them, see :mod:`pathways_lab.runtime.cluster.accelerators`.
+    transcript: a file for what the core is told and answers (see
+        :mod:`pathways_lab.runtime.control_plane.transcript`).
+    idle_close: seconds without use after which it ends by itself; None: never.
+    transport: ``"sockets"``, or ``"dask"`` for all links over Dask's comms (slower).
+    """
 
     islands: int = 2
     hosts_per_island: int | None = None

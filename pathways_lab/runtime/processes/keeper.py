@@ -139,7 +139,7 @@ def _keep(config: dict[str, Any], ending: threading.Event, report: Any) -> None:
 
     pages = Pages(**config["pages"]) if config["pages"] else None
     try:
-        cluster = start_cluster(**config["wishes"], progress=show, pages=pages, kept=True)
+        cluster = start_cluster(Wishes(**config["wishes"]), show, pages=pages, kept=True)
     except PathwaysError as error:
         report("failed", failure=pack(error.failure))
         return
