@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.timeline.packed import Row
 from pathways_lab.timeline.records import Event, Record, Sample, own
 
@@ -50,31 +51,16 @@ class HostSeen:
     memory: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SliceSeen:
-    """devices: ``(host, local device number)`` per virtual device, row-major.
+class SliceSeen(SliceBinding):
+    """A slice, as its record says."""
 
-    island: of its first device.  elsewhere: ``(host, island)`` of its hosts on other islands.
-    """
-
-    slice: int
-    client: str
-    island: str
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    devices: tuple[tuple[str, int], ...]
-    elsewhere: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def islands(self) -> tuple[str, ...]:
-        """The islands that it spans, usually one."""
-        return tuple(dict.fromkeys((self.island, *(island for _, island in self.elsewhere))))
+    __slots__ = ()
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """Its devices, with the island of each."""
-        home = dict(self.elsewhere)
-        return tuple(Lane(home.get(h, self.island), h, device) for h, device in self.devices)
+        home = self.home
+        return tuple(Lane(home[host], host, device) for host, device in self.devices)
 
     def __str__(self) -> str:
         sizes = ", ".join(
@@ -170,6 +156,7 @@ class Machine:
             shape=tuple(int(size) for size in args.get("shape", ())),
             axes=tuple(str(axis) for axis in args.get("axes", ())),
             devices=devices,
+            kind="",
             elsewhere=tuple((str(host), str(island)) for host, island in elsewhere),
         )
         for lane in bound.lanes:
