@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import refused
 from pathways_lab.core.program.program import SliceId, slice_name
 
 Resolver = Callable[[SliceId, int], Any]
@@ -38,11 +38,7 @@ def device(slice_id: SliceId, number: int) -> Any:
         found = resolver(slice_id, number)
         if found is not None:
             return found
-    raise PathwaysError(
-        Failure(
-            kind="refused",
-            message=f"device {number} of slice {slice_name(slice_id)} means nothing in this"
-            " process",
-            remedy="virtual devices travel only with compiled functions that run on their slice",
-        )
+    raise refused(
+        f"device {number} of slice {slice_name(slice_id)} means nothing in this process",
+        "virtual devices travel only with compiled functions that run on their slice",
     )

@@ -19,7 +19,7 @@ import functools
 import html
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -408,26 +408,11 @@ class OnSlices(dict[_K, _R]):
         self[key] = new
 
 
-class SliceMaker(Protocol):
-    """The part of a lab that a device set needs."""
-
-    def slice(
-        self,
-        shape: int | tuple[int, ...],
-        axes: tuple[str, ...] | None = None,
-        *,
-        island: str | None = None,
-        islands: int | Sequence[str] | None = None,
-        kind: str | None = None,
-        memory: int | str = 0,
-    ) -> Slice: ...
-
-
 class VirtualDeviceSet:
     """A set of slices that are asked for one by one (the paper's way to ask)."""
 
-    def __init__(self, lab: SliceMaker) -> None:
-        self._lab = lab
+    def __init__(self, make: Callable[..., Slice]) -> None:
+        self._make = make
         self.slices: list[Slice] = []
 
     def add_slice(
@@ -441,8 +426,9 @@ class VirtualDeviceSet:
         memory: int | str = 0,
     ) -> Slice:
         """A slice of so many devices, or of a mesh shape, of whatever kind the cluster has."""
-        wishes: dict[str, Any] = {"island": island, "islands": islands, "kind": kind}
-        made = self._lab.slice(tpu_devices, axes, memory=memory, **wishes)
+        made = self._make(
+            tpu_devices, axes, island=island, islands=islands, kind=kind, memory=memory
+        )
         self.slices.append(made)
         return made
 

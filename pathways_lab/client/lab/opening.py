@@ -318,4 +318,4 @@ def make_virtual_device_set(lab: Lab | None = None) -> VirtualDeviceSet:
             f"lab={lab!r:.60} has no devices to make a set of",
             "pw.make_virtual_device_set().add_slice(tpu_devices=4), or with a lab as its argument",
         )
-    return VirtualDeviceSet(current_or_new() if lab is None else lab)
+    return VirtualDeviceSet((current_or_new() if lab is None else lab).slice)

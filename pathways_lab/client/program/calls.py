@@ -12,7 +12,7 @@ Paper: section 3 ("without tracing, each compiled function is a program").
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax.core import Tracer
@@ -151,32 +151,43 @@ def _operator(name: str, function: Callable[..., Any], *static: str) -> Compiled
 
 def slice_of_call(call: BoundCall) -> Slice:
     """Where a call runs: where its function says, else where its handles are."""
-    if call.slice is not None:
-        return call.slice
-    places = dict.fromkeys(leaf.slice for leaf in call.leaves if isinstance(leaf, Handle))
+    handles = (leaf for leaf in call.leaves if isinstance(leaf, Handle))
+    return call.slice or slice_of_arguments(handles, call.function.name, failures.refused)
+
+
+def slice_of_arguments(
+    placed: Iterable[Handle | Ref], name: str, error: Callable[..., Exception], **at: Any
+) -> Slice:
+    """Where a function runs that does not say it: where its arguments are.
+
+    error, at: makes an error, and its further arguments.
+    """
+    places = dict.fromkeys(each.slice for each in placed)
     found = [on for on in places if not on.taken]
     if len(found) == 1:
         return found[0]
-    name = call.function.name
     if places and not found:
-        raise failures.refused(
+        raise error(
             f"the arguments of {name!r} are on {next(iter(places)).name}, and nothing is computed"
             " on another client's slice",
             f"what was taken moves to one of your own: pw.jit({name}, on=slice),"
             " or pw.device_put(h, slice)",
             node=name,
+            **at,
         )
     if not found:
-        raise failures.refused(
+        raise error(
             f"nothing says on which slice {name!r} runs",
             f"pw.jit({name}, on=slice), or shardings over slice.mesh, or pass handles",
             node=name,
+            **at,
         )
     names = " and ".join(place.name for place in found)
-    raise failures.refused(
+    raise error(
         f"the arguments of {name!r} are on slices {names}, and nothing says where it runs",
         f"pw.jit({name}, on=slice): arguments elsewhere are then moved to it",
         node=name,
+        **at,
     )
 
 

@@ -31,7 +31,7 @@ from pathways_lab.client.code import jaxprs, layouts, source_lines
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import ArrayType, type_of
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.client.program.calls import result_name
+from pathways_lab.client.program.calls import result_name, slice_of_arguments
 from pathways_lab.client.program.capture import Captured
 from pathways_lab.client.program.equations import (
     TRANSPARENT,
@@ -204,7 +204,10 @@ class _Placer:
     def _call(self, equation: Any, operands: list[Any]) -> list[Item]:
         call: Site = equation.params["site"]
         line = source_lines.of_node(equation)
-        on = call.function.slice or self._common(operands, call.function.name, line)
+        placed = (x for x in operands if isinstance(x, Ref))
+        on = call.function.slice or slice_of_arguments(
+            placed, call.function.name, failures.capture_failure, line=line
+        )
         items = [
             x if isinstance(x, Item) else self.constant(x, kind)
             for x, kind in zip(operands, call.body.in_types, strict=True)
@@ -221,19 +224,6 @@ class _Placer:
         self.first = self.first or on
         self.steps.append(CallNode(body, on, inputs, outputs, name, line, when=self.when))
         return list(outputs)
-
-    def _common(self, operands: list[Any], name: str, line: Line) -> Slice:
-        """Where a function runs that does not say it: where all its arguments are."""
-        found = dict.fromkeys(x.slice for x in operands if _has_place(x))
-        if len(found) == 1:
-            return next(iter(found))
-        names = " and ".join(on.name for on in found) or "no slice"
-        raise failures.capture_failure(
-            f"the arguments of {name!r} are on {names}, and nothing says where it runs",
-            f"pw.jit({name}, on=slice): arguments elsewhere are then moved to it",
-            line=line,
-            node=name,
-        )
 
     def _handle(self, equation: Any, _: list[Any]) -> list[Item]:
         outside: Outside = equation.params["outside"]

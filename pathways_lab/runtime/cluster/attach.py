@@ -186,15 +186,13 @@ def attach(
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
-    target: a ``distributed.Client``; a Dask cluster object; the address of a
-        Dask scheduler; the path of a lab file, or the name of a kept lab, where there is no
-        file of that name; None: the environment variable PATHWAYS_LAB, which holds such text.
+    Arguments as of ``pw.connect``, which says more of most.
+
+    target: a name is that of a lab file, or else of a kept lab.
     hosts_per_island: workers of an island whose accelerators start as one runtime,
         all of them or none; None: slices of accelerators lie on one host.  CPU
         devices of several hosts compute together in any number.
-    devices_per_host, memory (bytes per device), platform (``"auto"`` or
-        ``"cpu"``): only for the one who makes the lab; None means what the
-        worker's resources or JAX say.
+    devices_per_host, memory (bytes per device): None means what the worker's resources or JAX say.
     timeout: seconds to wait for a scheduler, and for workers: those that a Dask cluster object
         was asked for, else a first one.  None: a scheduler that takes no connection is not waited
         for, one that says nothing as long as Dask's configuration says (usually half a minute),
@@ -202,16 +200,10 @@ def attach(
     pages: what is added to Dask's dashboard when the lab is made.
     host_module: the module that is a device process, for tests.
     tell: told what is waited for, when that takes more than a moment.
-    plain_collectives: between machines of an island collectives go in the clear; without it they
-        go through TLS, and where they cannot the lab is refused.  Only for the one who makes it.
-    silence: seconds without a sign of a machine after which it counts as lost; likewise.
-    islands: which workers form an island, where they do not say it themselves (the rule is in
-        :mod:`pathways_lab.runtime.cluster.membership`); likewise.
-
-    ports: for the doors of the lab on every machine, a first and a last one; None: the system
-        chooses.  Where a machine's Dask configuration says ``pathways.ports``, that holds there.
-    transport: ``"dask"``: this client reaches nothing but Dask's scheduler, and goes through it; so
-        do hosts that do not reach the control plane, where this client makes the lab.
+    plain_collectives: without it collectives between machines of an island go through TLS, and
+        where they cannot the lab is refused.
+    transport: with ``"dask"`` hosts that do not reach the control plane go through the scheduler
+        too, where this client makes the lab.
 
     Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
     """
