@@ -17,25 +17,12 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pathways_lab.core import messages as m
 from pathways_lab.core.checks import ClientRecord, not_an_owner
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.quotas import Quota
 from pathways_lab.core.memory.uploads import Uploads
-from pathways_lab.core.messages import (
-    AskPolicy,
-    Leased,
-    LeaseEnded,
-    LeaseRequested,
-    LeaseReturned,
-    PolicyAnswered,
-    PolicyChosen,
-    PolicyFailed,
-    PolicyLate,
-    PolicySet,
-    QuotaChosen,
-    WindowChosen,
-)
-from pathways_lab.core.messages.elastic import Answer
+from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.scheduling.admission import beyond_quota
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.policies import RemotePolicy, validate
@@ -55,7 +42,7 @@ class Decisions:
 
     def _owns(
         self,
-        event: PolicyChosen | QuotaChosen | LeaseRequested | WindowChosen,
+        event: m.PolicyChosen | m.QuotaChosen | m.LeaseRequested | m.WindowChosen,
         subject: str,
         to: str,
     ) -> bool:
@@ -65,13 +52,13 @@ class Decisions:
         self.state.refuse(event, subject, Failure("refused", *not_an_owner(event.client, to)))
         return False
 
-    def quota_chosen(self, event: QuotaChosen) -> None:
+    def quota_chosen(self, event: m.QuotaChosen) -> None:
         """Refuse the waiting requests that can never be met now."""
         state = self.state
         if not self._owns(event, f"the quota of {event.whom}", "set quotas"):
             return
         state.quotas.give(event.whom, Quota(event.devices, event.nbytes))
-        state.out.append(Answer(event.cause, event.client, event.request))
+        state.out.append(em.Answer(event.cause, event.client, event.request))
         self.bookings.moved = True
         state.admission.changed, state.admission.settled = True, False
         for entry in [e for entries in state.admission.kinds.values() for e in entries]:
@@ -81,7 +68,7 @@ class Decisions:
             elif failure is not None and entry.buffer is not None:
                 self.uploads.lose(entry.buffer, failure)
 
-    def window_chosen(self, event: WindowChosen) -> None:
+    def window_chosen(self, event: m.WindowChosen) -> None:
         """Cut the waiting gangs into windows anew; granted gangs keep their places."""
         pace, functions, seconds = self.state.pace, self.state.functions, event.seconds
         if seconds is not None:
@@ -91,9 +78,9 @@ class Decisions:
             functions.assumed = max(self.state.rules.assumed, seconds)
             functions.version += 1
         kept = {"seconds": pace.limit / 1e6}
-        self.state.out.append(Answer(event.cause, event.client, event.request, numbers=kept))
+        self.state.out.append(em.Answer(event.cause, event.client, event.request, numbers=kept))
 
-    def policy_chosen(self, event: PolicyChosen) -> None:
+    def policy_chosen(self, event: m.PolicyChosen) -> None:
         if not self._owns(event, f"policy {event.request}", "set policies"):
             return
         turns = self.state.turns
@@ -106,7 +93,9 @@ class Decisions:
             if failure is None:
                 turns.install(copy.deepcopy(event.policy), event.client)
         self.state.out.append(
-            PolicySet(event.cause, event.client, turns.policy, turns.owner, failure, event.request)
+            m.PolicySet(
+                event.cause, event.client, turns.policy, turns.owner, failure, event.request
+            )
         )
 
     def _remote(self, number: int) -> bool:
@@ -114,17 +103,17 @@ class Decisions:
         policy = self.state.turns.policy
         return isinstance(policy, RemotePolicy) and policy.number == number
 
-    def policy_answered(self, event: PolicyAnswered) -> None:
+    def policy_answered(self, event: m.PolicyAnswered) -> None:
         if self._remote(event.policy):
             self.state.turns.answered(event.question, event.run)
             self.bookings.moved = True
 
-    def policy_late(self, event: PolicyLate) -> None:
+    def policy_late(self, event: m.PolicyLate) -> None:
         if self._remote(event.policy):
             self.state.turns.questions.overdue()
             self.bookings.moved = True
 
-    def policy_failed(self, event: PolicyFailed) -> None:
+    def policy_failed(self, event: m.PolicyFailed) -> None:
         if self._remote(event.policy):
             self.state.turns.remove(event.failure)
             self.bookings.moved = True
@@ -137,12 +126,14 @@ class Decisions:
             assert isinstance(turns.policy, RemotePolicy)
             number = turns.policy.number
             new, turns.questions.new = turns.questions.new, []
-            state.out += [AskPolicy(state.cause, number, question, view) for question, view in new]
+            state.out += [
+                m.AskPolicy(state.cause, number, question, view) for question, view in new
+            ]
         if turns.removed is not None:
             (owner, failure), turns.removed = turns.removed, None
-            state.out.append(PolicySet(state.cause, owner, turns.policy, turns.owner, failure))
+            state.out.append(m.PolicySet(state.cause, owner, turns.policy, turns.owner, failure))
 
-    def lease_requested(self, event: LeaseRequested) -> None:
+    def lease_requested(self, event: m.LeaseRequested) -> None:
         state, subject = self.state, f"lease {event.island}"
         if not event.order and not self._owns(event, subject, "switch the order off"):
             return
@@ -154,17 +145,17 @@ class Decisions:
             # Nothing is bounded where the order is off: see Grants.
             state.functions.version += not event.order
             state.out += [
-                Leased(event.cause, event.client, event.island, event.order, event.patience),
-                Answer(event.cause, event.client, event.request),
+                m.Leased(event.cause, event.client, event.island, event.order, event.patience),
+                em.Answer(event.cause, event.client, event.request),
             ]
 
-    def lease_returned(self, event: LeaseReturned) -> None:
+    def lease_returned(self, event: m.LeaseReturned) -> None:
         if self.state.resources.end_lease(event.island, event.client):
             self.state.functions.version += 1
             self.bookings.moved = True
             self.state.out += [
-                LeaseEnded(event.cause, event.client, event.island),
-                Answer(event.cause, event.client, event.request),
+                m.LeaseEnded(event.cause, event.client, event.island),
+                em.Answer(event.cause, event.client, event.request),
             ]
         else:
             self.state.refuse(event, f"lease {event.island}", f"{event.client} has no such lease")

@@ -20,6 +20,7 @@ from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
+from pathways_lab.core import messages as m
 from pathways_lab.core.admin import Decisions
 from pathways_lab.core.checks import (
     ClientRecord,
@@ -39,53 +40,7 @@ from pathways_lab.core.memory.holdings import MOST, Holdings, holdings
 from pathways_lab.core.memory.quotas import Quota
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.memory.uploads import Uploads
-from pathways_lab.core.messages import (
-    BufferDeclared,
-    BuffersDropped,
-    CancelRequested,
-    ClientJoined,
-    ClientLeft,
-    Command,
-    Event,
-    FunctionAnnounced,
-    GivenUp,
-    HandlePublished,
-    HandleTaken,
-    HandleUnpublished,
-    HostJoined,
-    HostLost,
-    HostReport,
-    LeaseEnded,
-    LeaseRequested,
-    LeaseReturned,
-    PatienceEnded,
-    PolicyAnswered,
-    PolicyChosen,
-    PolicyFailed,
-    PolicyLate,
-    Prepare,
-    ProgramRegistered,
-    ProgramsDropped,
-    QuotaChosen,
-    Resolved,
-    RunEnded,
-    RunSubmitted,
-    SliceFreed,
-    SliceReleased,
-    SliceRequested,
-    SlicesLost,
-    UploadLost,
-    WindowChosen,
-)
-from pathways_lab.core.messages.elastic import (
-    HostDown,
-    HostForgotten,
-    HostsLeaving,
-    RebindRequested,
-    ResumeRequested,
-    SliceWithdrawn,
-    SuspendRequested,
-)
+from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.code_gc import Forgetting
 from pathways_lab.core.program.plans import index_plan
 from pathways_lab.core.program.program import SliceId, slice_name
@@ -138,44 +93,44 @@ class Control:
             self.keeping.work,
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
-            HostJoined: self._host_joined,
-            HostLost: self._host_lost,
-            HostDown: self._host_down,
-            HostForgotten: self._host_forgotten,
-            SlicesLost: self._slices_lost,
-            ClientJoined: self._client_joined,
-            ClientLeft: self._client_left,
-            SliceRequested: self._slice_requested,
-            SliceReleased: self._slice_released,
-            FunctionAnnounced: self._function_announced,
-            ProgramRegistered: self._program_registered,
-            ProgramsDropped: self.forgetting.drop,
-            BufferDeclared: self._buffer_declared,
-            UploadLost: self._upload_lost,
-            PatienceEnded: lambda event: None,  # what is late is looked for at every event
-            RunSubmitted: self._run_submitted,
-            CancelRequested: self.cancelling.requested,
-            BuffersDropped: self._buffers_dropped,
-            HostReport: self._host_report,
-            PolicyChosen: self.decisions.policy_chosen,
-            PolicyAnswered: self.decisions.policy_answered,
-            PolicyLate: self.decisions.policy_late,
-            PolicyFailed: self.decisions.policy_failed,
-            QuotaChosen: self.decisions.quota_chosen,
-            WindowChosen: self.decisions.window_chosen,
-            LeaseRequested: self.decisions.lease_requested,
-            LeaseReturned: self.decisions.lease_returned,
-            GivenUp: self._given_up,
-            HandlePublished: self.keeping.publish,
-            HandleUnpublished: self.keeping.unpublish,
-            HandleTaken: self.keeping.take,
-            RebindRequested: self.elastic.rebind,
-            SuspendRequested: self.elastic.suspend,
-            ResumeRequested: self.elastic.resume,
-            HostsLeaving: self.elastic.leave,
+            m.HostJoined: self._host_joined,
+            m.HostLost: self._host_lost,
+            em.HostDown: self._host_down,
+            em.HostForgotten: self._host_forgotten,
+            m.SlicesLost: self._slices_lost,
+            m.ClientJoined: self._client_joined,
+            m.ClientLeft: self._client_left,
+            m.SliceRequested: self._slice_requested,
+            m.SliceReleased: self._slice_released,
+            m.FunctionAnnounced: self._function_announced,
+            m.ProgramRegistered: self._program_registered,
+            m.ProgramsDropped: self.forgetting.drop,
+            m.BufferDeclared: self._buffer_declared,
+            m.UploadLost: self._upload_lost,
+            m.PatienceEnded: lambda event: None,  # what is late is looked for at every event
+            m.RunSubmitted: self._run_submitted,
+            m.CancelRequested: self.cancelling.requested,
+            m.BuffersDropped: self._buffers_dropped,
+            m.HostReport: self._host_report,
+            m.PolicyChosen: self.decisions.policy_chosen,
+            m.PolicyAnswered: self.decisions.policy_answered,
+            m.PolicyLate: self.decisions.policy_late,
+            m.PolicyFailed: self.decisions.policy_failed,
+            m.QuotaChosen: self.decisions.quota_chosen,
+            m.WindowChosen: self.decisions.window_chosen,
+            m.LeaseRequested: self.decisions.lease_requested,
+            m.LeaseReturned: self.decisions.lease_returned,
+            m.GivenUp: self._given_up,
+            m.HandlePublished: self.keeping.publish,
+            m.HandleUnpublished: self.keeping.unpublish,
+            m.HandleTaken: self.keeping.take,
+            em.RebindRequested: self.elastic.rebind,
+            em.SuspendRequested: self.elastic.suspend,
+            em.ResumeRequested: self.elastic.resume,
+            em.HostsLeaving: self.elastic.leave,
         }
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: m.Event) -> list[m.Command]:
         """The commands that answer *event*, in this order."""
         state = self.state
         state.out = []
@@ -186,7 +141,7 @@ class Control:
         if state.resources.down and state.resources.expect_no_more(event.time):
             self.bookings.moved = True
         client = getattr(event, "client", None)
-        if client is None or client in self.clients or isinstance(event, ClientJoined):
+        if client is None or client in self.clients or isinstance(event, m.ClientJoined):
             self._handlers[type(event)](event)
             self.settle()
             self.decisions.tell_policy()
@@ -241,7 +196,7 @@ class Control:
 
     # --- hosts -----------------------------------------------------------------------
 
-    def _host_joined(self, event: HostJoined) -> None:
+    def _host_joined(self, event: m.HostJoined) -> None:
         state = self.state
         self.bookings.moved = True
         if event.host in state.resources.hosts:
@@ -250,7 +205,7 @@ class Control:
         island = state.order.islands.setdefault(event.island, IslandOrder())
         island.last.pop(event.host, None)
 
-    def _host_lost(self, event: HostLost) -> None:
+    def _host_lost(self, event: m.HostLost) -> None:
         if event.host in self.state.resources.hosts:
             self._lose_host(event.host, event.reason)
 
@@ -263,7 +218,7 @@ class Control:
             self.grants.compiled(key, failure.host, 0, failure)
         return bool(refused)
 
-    def _host_down(self, event: HostDown) -> None:
+    def _host_down(self, event: em.HostDown) -> None:
         if event.compiling:
             gangs = any(event.host in gang.hosts for gang in self.overdue(0.0, event.time))
             surely = len(event.compiling) == 1 and not gangs
@@ -272,7 +227,7 @@ class Control:
         self.state.resources.fall(event)
         self.bookings.moved = True
 
-    def _host_forgotten(self, event: HostForgotten) -> None:
+    def _host_forgotten(self, event: em.HostForgotten) -> None:
         self.state.resources.forget_down(event.host)
         self.bookings.moved = True
 
@@ -287,7 +242,7 @@ class Control:
         state.order.end_epoch(state.resources.hosts[host].info.island)
         self._lose_slices(state.resources.lose(host, failure), failure)
 
-    def _slices_lost(self, event: SlicesLost) -> None:
+    def _slices_lost(self, event: m.SlicesLost) -> None:
         failure = Failure("lost", f"the slice was lost: {event.reason}", AGAIN)
         known = self.state.resources.slices
         slices = [s for s in event.slices if s in known and event.host in ("", *known[s].hosts)]
@@ -311,7 +266,7 @@ class Control:
         self._draining |= gone
         self.keeping.lost()
 
-    def _host_report(self, event: HostReport) -> None:
+    def _host_report(self, event: m.HostReport) -> None:
         state, host = self.state, event.host
         if host not in state.resources.hosts:
             return
@@ -336,14 +291,14 @@ class Control:
 
     # --- clients ---------------------------------------------------------------------
 
-    def _client_joined(self, event: ClientJoined) -> None:
+    def _client_joined(self, event: m.ClientJoined) -> None:
         if event.client in self.clients:
             self.state.refuse(event, f"client {event.client}", "a client of this name is connected")
             return
         self.clients[event.client] = self.keeping.back(event)
         self.uploads.join(event.number)
 
-    def _client_left(self, event: ClientLeft) -> None:
+    def _client_left(self, event: m.ClientLeft) -> None:
         """Everything of a client is freed but what it keeps; what was granted still ends."""
         state = self.state
         going = self.keeping.runs(event.client)
@@ -367,12 +322,12 @@ class Control:
         self.bookings.withdraw(event.client)
         for island in tuple(state.resources.leases):
             if state.resources.end_lease(island, event.client):
-                state.out.append(LeaseEnded(event.cause, event.client, island))
+                state.out.append(m.LeaseEnded(event.cause, event.client, island))
                 self.bookings.moved = True
 
     # --- what clients decide for all ---------------------------------------------------
 
-    def _given_up(self, event: GivenUp) -> None:
+    def _given_up(self, event: m.GivenUp) -> None:
         """Gangs only where order is off; elsewhere a cycle of waits is impossible."""
         state = self.state
         for number, step in event.gangs:
@@ -390,7 +345,7 @@ class Control:
 
     # --- slices, functions, programs -------------------------------------------------
 
-    def _slice_requested(self, event: SliceRequested) -> None:
+    def _slice_requested(self, event: m.SliceRequested) -> None:
         self.bookings.ask(event)
 
     def _slice_bound(self, binding: SliceBinding) -> None:
@@ -400,7 +355,7 @@ class Control:
             self.state.pace.limits[binding.slice] = round(window * 1e6)
         self.state.divide()
 
-    def _slice_released(self, event: SliceReleased) -> None:
+    def _slice_released(self, event: m.SliceReleased) -> None:
         if self.bookings.withdraw(event.client, event.slice):
             return
         if event.slice not in self.clients[event.client].slices:
@@ -436,13 +391,13 @@ class Control:
             if record.state == "lost" and not record.told:
                 record.told = ended = True
                 hosts = state.alive(record.hosts)
-                state.out.append(SliceWithdrawn(state.cause, hosts, slice_id))
+                state.out.append(em.SliceWithdrawn(state.cause, hosts, slice_id))
             owner = self.clients.get(record.binding.client)
             if not named and (owner is None or slice_id not in owner.slices):
                 self._draining.discard(slice_id)
                 ended = True
                 hosts = () if record.told else state.alive(record.hosts)
-                state.out.append(SliceFreed(state.cause, hosts, slice_id))
+                state.out.append(m.SliceFreed(state.cause, hosts, slice_id))
                 state.resources.free(slice_id)
                 state.forget_slice(slice_id)
                 released = Failure(
@@ -454,7 +409,7 @@ class Control:
         state.divide()
         return ended
 
-    def _function_announced(self, event: FunctionAnnounced) -> None:
+    def _function_announced(self, event: m.FunctionAnnounced) -> None:
         failure = usable(self.state, event.client, self.clients[event.client], event.slice)
         if failure is not None and not waits_for_devices(failure):
             self.state.refuse(event, f"function {event.function}", failure)
@@ -463,9 +418,9 @@ class Control:
         self.forgetting.announced(key)
         hosts = self.state.resources.slices[event.slice].binding.hosts if failure is None else ()
         if self.state.functions.announce(key, hosts) and hosts:
-            self.state.out.append(Prepare(event.cause, hosts, event.function, event.slice))
+            self.state.out.append(m.Prepare(event.cause, hosts, event.function, event.slice))
 
-    def _program_registered(self, event: ProgramRegistered) -> None:
+    def _program_registered(self, event: m.ProgramRegistered) -> None:
         plan, client, state = event.plan, self.clients[event.client], self.state
         if plan.key in client.plans:
             self.forgetting.keep(event.client, plan.key)
@@ -483,7 +438,7 @@ class Control:
 
     # --- buffers and runs ------------------------------------------------------------
 
-    def _buffer_declared(self, event: BufferDeclared) -> None:
+    def _buffer_declared(self, event: m.BufferDeclared) -> None:
         state, subject = self.state, f"buffer {event.buffer}"
         if state.store.in_use(event.buffer) or event.buffer < 1 or event.nbytes < 0:
             self.state.refuse(event, subject, "its number is in use, or its size is negative")
@@ -500,14 +455,14 @@ class Control:
         )
         self.uploads.declare(buffer, record.binding.hosts, event.ahead)
 
-    def _upload_lost(self, event: UploadLost) -> None:
+    def _upload_lost(self, event: m.UploadLost) -> None:
         buffer = self.state.store.find(event.buffer, event.client)
         if buffer is None:
             self.uploads.orphans.pop(event.buffer, None)
         elif not buffer.maker and buffer.owner == event.client:
             self.uploads.give_up(buffer, event.failure)
 
-    def _run_submitted(self, event: RunSubmitted) -> None:
+    def _run_submitted(self, event: m.RunSubmitted) -> None:
         """Every submitted run ends once and resolves its outputs, refused ones too."""
         state, client = self.state, self.clients[event.client]
         subject = f"run {event.run}"
@@ -547,7 +502,7 @@ class Control:
             )
         self.grants.submit(event, index, inputs, tuple(outputs))
 
-    def _still_born(self, event: RunSubmitted, failure: Failure) -> None:
+    def _still_born(self, event: m.RunSubmitted, failure: Failure) -> None:
         """The run ends at once, and its outputs carry the reason to later runs."""
         state = self.state
         for number in event.outputs:
@@ -555,10 +510,10 @@ class Control:
             buffer.made = True
             state.store.fail(buffer, failure)
         if event.outputs:
-            state.out.append(Resolved(event.cause, event.client, event.outputs, failure))
-        state.out.append(RunEnded(event.cause, event.client, event.run, "failed", failure))
+            state.out.append(m.Resolved(event.cause, event.client, event.outputs, failure))
+        state.out.append(m.RunEnded(event.cause, event.client, event.run, "failed", failure))
 
-    def _buffers_dropped(self, event: BuffersDropped) -> None:
+    def _buffers_dropped(self, event: m.BuffersDropped) -> None:
         for number in event.buffers:
             buffer = self.state.store.find(number, event.client)
             references = self.clients[event.client].references

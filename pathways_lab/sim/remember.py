@@ -14,18 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pathways_lab.core.messages import (
-    Command,
-    Event,
-    HostJoined,
-    HostLost,
-    ProgramRegistered,
-    RunEnded,
-    RunSubmitted,
-    SliceBound,
-    SliceFreed,
-)
-from pathways_lab.core.messages.elastic import SliceMoved, SliceWithdrawn
+from pathways_lab.core import messages as m
+from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Receive
@@ -57,28 +47,28 @@ class Memory:
     plans: dict[str, tuple[str, Plan]] = field(default_factory=dict)
     programs: dict[int, tuple[str, str]] = field(default_factory=dict)
 
-    def happened(self, event: Event, commands: Sequence[Command]) -> None:
+    def happened(self, event: m.Event, commands: Sequence[m.Command]) -> None:
         """The core has answered an event."""
         if not self.on:
             return
-        if isinstance(event, HostJoined):
+        if isinstance(event, m.HostJoined):
             self.hosts[event.host] = HostSeen(event.island)
-        elif isinstance(event, ProgramRegistered):
+        elif isinstance(event, m.ProgramRegistered):
             self.plans[event.plan.key] = event.client, event.plan
-        elif isinstance(event, RunSubmitted):
+        elif isinstance(event, m.RunSubmitted):
             self.programs[event.run] = event.client, event.plan
         for command in commands:
-            if isinstance(command, SliceBound | SliceMoved):
+            if isinstance(command, m.SliceBound | em.SliceMoved):
                 self.bindings[command.binding.slice] = command.binding
         for record in records_of(event, commands, self):
             assert isinstance(record, records.Event)
             self.records.append(replace(record, args={**record.args, "simulated": True}))
-        if isinstance(event, HostLost):
+        if isinstance(event, m.HostLost):
             self.hosts.pop(event.host, None)
         for command in commands:
-            if isinstance(command, RunEnded):
+            if isinstance(command, m.RunEnded):
                 self.programs.pop(command.run, None)
-            elif isinstance(command, SliceFreed | SliceWithdrawn):
+            elif isinstance(command, m.SliceFreed | em.SliceWithdrawn):
                 self.bindings.pop(command.slice, None)
 
     def launched(self, part: Part, time: float) -> None:

@@ -18,24 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.messages import (
-    BuffersDropped,
-    Command,
-    Event,
-    FunctionAnnounced,
-    Grant,
-    HostJoined,
-    PolicyChosen,
-    PolicySet,
-    ProgramRegistered,
-    Refused,
-    RunEnded,
-    RunSubmitted,
-    SliceBound,
-    SliceRequested,
-)
-from pathways_lab.core.messages.elastic import RebindRequested
+from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.legality import donated_of
 from pathways_lab.core.program.lowering import lower
@@ -130,7 +115,7 @@ def simulate(
     runs: int = 1,
     until: float = float("inf"),
     order: bool = True,
-    lag: Callable[[Grant], float] | None = None,
+    lag: Callable[[m.Grant], float] | None = None,
     world: World | None = None,
     happens: Iterable[Any] = (),
 ) -> Simulated:
@@ -189,13 +174,13 @@ class _Watch:
         self.first = 0.0
         self.ended: dict[int, tuple[float, Failure | None]] = {}
 
-    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+    def __call__(self, event: m.Event, commands: Sequence[m.Command]) -> None:
         self.events += 1
-        if isinstance(event, RunSubmitted):
+        if isinstance(event, m.RunSubmitted):
             self.first = self.first if self.submitted else event.time
             self.submitted += 1
         for command in commands:
-            if isinstance(command, RunEnded):
+            if isinstance(command, m.RunEnded):
                 self.ended[command.run] = event.time, command.failure
 
 
@@ -292,7 +277,7 @@ class _Driver:
         self.world.connect(self)
         if self.policy is not None:
             policy = self.policy
-            self._send(lambda t: PolicyChosen(t, "policy", self.name, policy))
+            self._send(lambda t: m.PolicyChosen(t, "policy", self.name, policy))
         for load in self.loads:
             core = load.program
             program = core if isinstance(core, Program | Plan) else core.program
@@ -302,11 +287,11 @@ class _Driver:
                 ours = work.slices[theirs] = self._number()
                 self._of_slice[ours] = work
                 work.waiting += 1
-                self._send(lambda t, o=ours, r=request: SliceRequested(t, "ask", self.name, o, r))
+                self._send(lambda t, o=ours, r=request: m.SliceRequested(t, "ask", self.name, o, r))
 
-    def told(self, command: Command) -> None:
+    def told(self, command: m.Command) -> None:
         """See :class:`pathways_lab.sim.world.Client`."""
-        if isinstance(command, SliceBound):
+        if isinstance(command, m.SliceBound):
             work = self._of_slice[command.binding.slice]
             if command.binding.slice in work.away:
                 work.away.discard(command.binding.slice)
@@ -315,12 +300,12 @@ class _Driver:
             work.waiting -= 1
             if not work.waiting:
                 self._register(work)
-        elif isinstance(command, Refused) and self._no_devices(command):
+        elif isinstance(command, m.Refused) and self._no_devices(command):
             pass
-        elif isinstance(command, Refused | PolicySet):
+        elif isinstance(command, m.Refused | m.PolicySet):
             if command.failure is not None:
                 raise PathwaysError(command.failure)
-        elif isinstance(command, RunEnded):
+        elif isinstance(command, m.RunEnded):
             self._ended.add(command.run)
             work, load = self._of_run[command.run], self._of_run[command.run].load
             if command.failure is not None:
@@ -336,9 +321,9 @@ class _Driver:
         """Runs that are not submitted, for their slices have no devices."""
         return sum(work.left for work in self._works if work.away)
 
-    def heard(self, event: Event, commands: Sequence[Command]) -> None:
+    def heard(self, event: m.Event, commands: Sequence[m.Command]) -> None:
         """Something has happened: where hosts have come, slices without devices may get some."""
-        if isinstance(event, HostJoined):
+        if isinstance(event, m.HostJoined):
             for work in self._works:
                 again, work.refused = work.refused, set()
                 self._rebind(again)
@@ -356,9 +341,9 @@ class _Driver:
 
     def _rebind(self, slices: Iterable[SliceId]) -> None:
         for number in sorted(slices):
-            self._send(lambda t, s=number: RebindRequested(t, "rebind", self.name, s))
+            self._send(lambda t, s=number: em.RebindRequested(t, "rebind", self.name, s))
 
-    def _no_devices(self, command: Refused) -> bool:
+    def _no_devices(self, command: m.Refused) -> bool:
         """Whether it is a slice that cannot be bound again now."""
         for work in self._works:
             for number in work.away:
@@ -385,11 +370,11 @@ class _Driver:
             if isinstance(step.node, Call):
                 node = step.node
                 self._send(
-                    lambda t, n=node: FunctionAnnounced(
+                    lambda t, n=node: m.FunctionAnnounced(
                         t, "announce", self.name, n.function, n.slice
                     )
                 )
-        self._send(lambda t: ProgramRegistered(t, "register", self.name, plan))
+        self._send(lambda t: m.ProgramRegistered(t, "register", self.name, plan))
         load = work.load
         for time in sorted(load.arrivals):
             self.world.agenda.at(max(self._thread, load.start + time), self._submit, work)
@@ -420,7 +405,7 @@ class _Driver:
         work.flying.append((run, tuple(b for b in outputs if b not in fed)))
         given, data = tuple(inputs), tuple(sorted(load.data.items()))
         self._send(
-            lambda t: RunSubmitted(
+            lambda t: m.RunSubmitted(
                 t, "submit", self.name, run, plan.key, given, outputs, load.priority, data
             )
         )
@@ -444,9 +429,9 @@ class _Driver:
 
     def _drop(self, buffers: tuple[int, ...]) -> None:
         if buffers:
-            self._send(lambda t: BuffersDropped(t, "drop", self.name, buffers))
+            self._send(lambda t: m.BuffersDropped(t, "drop", self.name, buffers))
 
-    def _send(self, make: Callable[..., Event]) -> None:
+    def _send(self, make: Callable[..., m.Event]) -> None:
         """In the order of the client's own thread."""
         self.world.agenda.at(self._thread, self.world.tell, self.name, make)
 

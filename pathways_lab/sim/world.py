@@ -18,36 +18,11 @@ import random
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
+from pathways_lab.core import messages as m
 from pathways_lab.core.control import Control
 from pathways_lab.core.diagnosis.wait_cycles import Launch, Wait, find_cycle
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import (
-    AbortRun,
-    BufferDeclared,
-    ClientJoined,
-    ClientLeft,
-    Command,
-    Event,
-    FreeBuffers,
-    Grant,
-    HostJoined,
-    HostLost,
-    HostReport,
-    PolicySet,
-    Prepare,
-    ProgramRegistered,
-    ProgramsForgotten,
-    Refused,
-    Resolved,
-    RunEnded,
-    RunSubmitted,
-    ShareProgram,
-    SliceBound,
-    SliceFreed,
-    SliceWaiting,
-    Taken,
-)
-from pathways_lab.core.messages.elastic import SliceWithdrawn
+from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.folding import fold, folded, laid_out
 from pathways_lab.core.program.program import Plan, SliceId, ValueId
 from pathways_lab.core.scheduling.rules import Rules
@@ -67,7 +42,7 @@ class Client(Protocol):
 
     name: str
 
-    def told(self, command: Command) -> None:
+    def told(self, command: m.Command) -> None:
         """A message from the control plane."""
 
 
@@ -110,17 +85,17 @@ class World:
         self.agenda = Agenda()
         self.cores = Cores(self.agenda, machine.cores)
         self.control = Control(rules or (Rules() if keep_order else DISORDER))
-        self.decide: Callable[[Event], list[Command]] = self.control.handle
+        self.decide: Callable[[m.Event], list[m.Command]] = self.control.handle
         self.network = Network(self)
         self.keep_order = keep_order
         self.launch_poisoned = launch_poisoned
         self.wait_for_memory = wait_for_memory
-        self.lag: Callable[[Grant], float] = lambda grant: 0.0
+        self.lag: Callable[[m.Grant], float] = lambda grant: 0.0
         self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
         self.choose: Callable[[int, int], int] = lambda run, value: 1
         self.repeats: Callable[[], bool] = lambda: False
         self.pace: Callable[[tuple[str, ...]], float] = lambda hosts: 1.0
-        self.observers: list[Callable[[Event, list[Command]], None]] = []
+        self.observers: list[Callable[[m.Event, list[m.Command]], None]] = []
         self.memory = Memory(remember)
         self.remember = remember
         self.hosts: dict[str, Host] = {}
@@ -154,31 +129,31 @@ class World:
         self._links[link] = due = max(due, self._links.get(link, 0.0))
         self.agenda.at(due, call, *args)
 
-    def tell(self, link: str, make: Callable[[float], Event]) -> None:
+    def tell(self, link: str, make: Callable[[float], m.Event]) -> None:
         """Send an event to the control plane; *make* gets the time of its arrival."""
         self._carry(f"{link}>", self._handle, make)
 
-    def _handle(self, make: Callable[[float], Event]) -> None:
+    def _handle(self, make: Callable[[float], m.Event]) -> None:
         event = make(self.agenda.now)
-        if isinstance(event, HostReport) and event.host not in self.hosts:
+        if isinstance(event, m.HostReport) and event.host not in self.hosts:
             return
-        if isinstance(event, ProgramRegistered):
+        if isinstance(event, m.ProgramRegistered):
             self.plans[event.plan.key] = laid_out(folded(fold(event.plan)))
         commands = self.decide(event)
         self.memory.happened(event, commands)
         costs = self.machine.costs
-        if isinstance(event, RunSubmitted):
+        if isinstance(event, m.RunSubmitted):
             self.cores.work(costs.run_work)
-        thinking = costs.hearing if isinstance(event, HostReport) else costs.decision
+        thinking = costs.hearing if isinstance(event, m.HostReport) else costs.decision
         self._busy = max(self._busy, self.agenda.now) + thinking
         for command in commands:
             self._carry_out(command)
         for observer in self.observers:
             observer(event, commands)
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: m.Command) -> None:
         match command:
-            case Grant():
+            case m.Grant():
                 if self.keep_order:
                     self._to_host(command.host, Host.grant, command)
                 else:
@@ -186,31 +161,38 @@ class World:
                     self.agenda.after(
                         delay, self._if_alive, self._linked.get(command.host), Host.grant, command
                     )
-            case FreeBuffers():
+            case m.FreeBuffers():
                 for host in command.hosts:
                     self._to_host(host, Host.free, command.buffers)
-            case AbortRun():
+            case m.AbortRun():
                 for host in command.hosts:
                     self._to_host(host, Host.abort, command.run)
-            case Prepare():
+            case m.Prepare():
                 for host in command.hosts:
                     self._to_host(host, self._compile, command)
-            case SliceBound():
+            case m.SliceBound():
                 self._bind(command.binding)
                 self._to_client(command.client, command)
-            case Refused() | Resolved() | RunEnded() | PolicySet() | Taken() | SliceWaiting():
+            case (
+                m.Refused()
+                | m.Resolved()
+                | m.RunEnded()
+                | m.PolicySet()
+                | m.Taken()
+                | m.SliceWaiting()
+            ):
                 self._to_client(command.client, command)
-            case SliceFreed() | SliceWithdrawn():
+            case m.SliceFreed() | em.SliceWithdrawn():
                 for host in command.hosts:
                     self._to_host(host, Host.unbind, command.slice)
-            case ProgramsForgotten():
+            case m.ProgramsForgotten():
                 for host in command.hosts:
                     self._to_host(host, Host.forget, command.plans, command.functions)
-            case ShareProgram():
+            case m.ShareProgram():
                 for host in command.hosts:
                     self._to_host(host, Host.program, self.plans[command.plan])
 
-    def _to_client(self, name: str, command: Command) -> None:
+    def _to_client(self, name: str, command: m.Command) -> None:
         client = self.clients.get(name)
         if client is not None:
             self._carry(f">{name}", client.told, command)
@@ -250,12 +232,12 @@ class World:
         """A device process starts (and replaces one of the same name)."""
         self.lose(name, "its device process was replaced")
         host = self.hosts[name] = Host(self, name, island)
-        m = self.machine.of(island)
+        of = self.machine.of(island)
 
-        def joined(time: float) -> Event:
+        def joined(time: float) -> m.Event:
             self._linked[name] = host  # what was for one of the same name never comes here
-            return HostJoined(
-                time, "join", name, island, m.devices_per_host, m.kind, m.memory, m.block
+            return m.HostJoined(
+                time, "join", name, island, of.devices_per_host, of.kind, of.memory, of.block
             )
 
         self.tell(name, joined)
@@ -265,24 +247,24 @@ class World:
         host = self.hosts.pop(name, None)
         if host is None:
             return
-        self.tell(name, lambda t: HostLost(t, "lost", name, reason))
+        self.tell(name, lambda t: m.HostLost(t, "lost", name, reason))
         for gang in list(self._gangs.values()):
             if name in gang.hosts:
                 self._break_soon(gang)
 
-    def _compile(self, host: Host, command: Prepare) -> None:
+    def _compile(self, host: Host, command: m.Prepare) -> None:
         cost, now = self.machine.cost(command.function), self.agenda.now
         seconds = self.vary(cost.compile)
         self.agenda.after(
             seconds, self._if_alive, host, self._compiled, command, cost.temporary, now
         )
 
-    def _compiled(self, host: Host, command: Prepare, temporary: int, start: float) -> None:
+    def _compiled(self, host: Host, command: m.Prepare, temporary: int, start: float) -> None:
         name = host.name
         host.compiled(command.function, command.slice, temporary)
         self.memory.compiled(name, command.function, command.slice, start, self.agenda.now)
         ready = ((command.function, command.slice, temporary, None),)
-        self.tell(name, lambda t: HostReport(t, "compiled", name, compiled=ready))
+        self.tell(name, lambda t: m.HostReport(t, "compiled", name, compiled=ready))
 
     def report(self, host: HostPort, ends: Ends, resident: tuple[int, ...]) -> None:
         """Takes the report that a host has gathered."""
@@ -290,7 +272,8 @@ class World:
         for _ in range(1 + self.repeats()):
             if self.alive(host):
                 self.tell(
-                    host.name, lambda t: HostReport(t, "report", host.name, ended, failed, resident)
+                    host.name,
+                    lambda t: m.HostReport(t, "report", host.name, ended, failed, resident),
                 )
 
     def decided(self, host: HostPort, run: int, value: ValueId) -> None:
@@ -299,7 +282,7 @@ class World:
         for _ in range(1 + self.repeats()):
             self.tell(
                 host.name,
-                lambda t: HostReport(t, "report", host.name, decided=((run, value, case),)),
+                lambda t: m.HostReport(t, "report", host.name, decided=((run, value, case),)),
             )
 
     def stop(self, name: str, seconds: float) -> None:
@@ -390,12 +373,12 @@ class World:
     def connect(self, client: Client, number: int = 0) -> None:
         """A client connects.  number: the high 32 bits of its ids."""
         self.clients[client.name] = client
-        self.tell(client.name, lambda t: ClientJoined(t, "join", client.name, number))
+        self.tell(client.name, lambda t: m.ClientJoined(t, "join", client.name, number))
 
     def disconnect(self, name: str, reason: str = "closed") -> None:
         """A client goes, or dies."""
         self.clients.pop(name, None)
-        self.tell(name, lambda t: ClientLeft(t, "leave", name, reason))
+        self.tell(name, lambda t: m.ClientLeft(t, "leave", name, reason))
 
     def declare(
         self,
@@ -412,7 +395,9 @@ class World:
         False because of that.
         """
         if said:
-            self.tell(client, lambda t: BufferDeclared(t, "declare", client, buffer, where, nbytes))
+            self.tell(
+                client, lambda t: m.BufferDeclared(t, "declare", client, buffer, where, nbytes)
+            )
         # To the very processes that the slice was bound to: others listen at other addresses.
         there = list(zip(self._members[where], self.local[where].values(), strict=True))
         for host, devices in there[:hosts]:

@@ -27,19 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from pathways_lab.core import messages as m
 from pathways_lab.core.checks import ClientRecord
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
-from pathways_lab.core.messages import (
-    ClientJoined,
-    ClientLeft,
-    HandlePublished,
-    HandleTaken,
-    HandleUnpublished,
-    ProgramsForgotten,
-    SlicesKept,
-)
-from pathways_lab.core.messages.elastic import Answer
+from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.core.state import State
@@ -65,12 +57,12 @@ class Keeping:
         self.clients = clients
         self.seats: dict[str, ClientRecord] = {}
         self.going: dict[str, int] = {}
-        self.coming: list[tuple[HandlePublished, list[BufferRecord]]] = []
+        self.coming: list[tuple[m.HandlePublished, list[BufferRecord]]] = []
         self._release = release
 
     # --- requests ----------------------------------------------------------------------
 
-    def publish(self, event: HandlePublished) -> None:
+    def publish(self, event: m.HandlePublished) -> None:
         """Give buffers a name; one that is to be kept when all of them are there."""
         if event.to:
             self._answer(event, self._give(event))
@@ -81,7 +73,7 @@ class Keeping:
         else:
             self._answer(event, self.sharing.publish(event))
 
-    def _give(self, event: HandlePublished) -> str | Failure | None:
+    def _give(self, event: m.HandlePublished) -> str | Failure | None:
         if event.to not in self.clients:
             there = ", ".join(sorted(self.clients))
             return f"there is no client {event.to!r} to whom to give it; there is {there}"
@@ -105,7 +97,7 @@ class Keeping:
                 self._answer(event, self.sharing.publish(event))
         return ended or len(self.coming) < len(coming)
 
-    def unpublish(self, event: HandleUnpublished) -> None:
+    def unpublish(self, event: m.HandleUnpublished) -> None:
         """Take a name back: one's own, or as an owner that of a client that has left."""
         publisher = self.sharing.publisher(event.name)
         seat = publisher in self.seats and self.clients[event.client].owner
@@ -118,7 +110,7 @@ class Keeping:
         self._answer(event, None)
         self._vacate()
 
-    def take(self, event: HandleTaken) -> None:
+    def take(self, event: m.HandleTaken) -> None:
         """Give a client references of its own."""
         why = self.sharing.take(event)
         if why is None:
@@ -127,10 +119,10 @@ class Keeping:
             self.state.refuse(event, f"name {event.name}", why)
 
     def _answer(
-        self, event: HandlePublished | HandleUnpublished, why: str | Failure | None
+        self, event: m.HandlePublished | m.HandleUnpublished, why: str | Failure | None
     ) -> None:
         if why is None:
-            self.state.out.append(Answer(event.cause, event.client, event.request))
+            self.state.out.append(em.Answer(event.cause, event.client, event.request))
         else:
             self.state.refuse(event, f"name {event.name}", why)
 
@@ -142,7 +134,7 @@ class Keeping:
         made = self._makers([buffer for name in kept for buffer in self.sharing.buffers(name)])[0]
         return made & self.state.clients[client]
 
-    def leave(self, event: ClientLeft, record: ClientRecord, going: set[int]) -> set[SliceId]:
+    def leave(self, event: m.ClientLeft, record: ClientRecord, going: set[int]) -> set[SliceId]:
         """A client leaves: its names end, but for those that are kept.
 
         going: its runs that go on.  Returns its slices that stay.
@@ -160,12 +152,12 @@ class Keeping:
         if self.sharing.names_of(client):
             plans = {i.plan.key: i for i in (state.runs[number].index for number in going)}
             self.seats[client] = ClientRecord(plans, record.number, record.owner, stay)
-            told = SlicesKept(event.cause, client, tuple(sorted(stay)), tuple(sorted(going)))
+            told = m.SlicesKept(event.cause, client, tuple(sorted(stay)), tuple(sorted(going)))
             state.out.append(told)
             self._forget_plans(record, stay)
         return stay
 
-    def back(self, event: ClientJoined) -> ClientRecord:
+    def back(self, event: m.ClientJoined) -> ClientRecord:
         """A client is there, perhaps again; its slices, and the programs of its runs."""
         self.going.pop(event.client, None)
         self.state.clients.setdefault(event.client, set())
@@ -206,7 +198,7 @@ class Keeping:
             if unused or over:
                 kept = None if over else tuple(sorted(seat.slices))
                 runs = tuple(sorted(self.state.clients.get(client, ())))
-                self.state.out.append(SlicesKept(self.state.cause, client, kept, runs))
+                self.state.out.append(m.SlicesKept(self.state.cause, client, kept, runs))
             for slice_id in sorted(unused & self.state.resources.slices.keys()):
                 self._release(slice_id)
 
@@ -244,4 +236,4 @@ class Keeping:
         if gone:
             hosts = dict.fromkeys(host for index in gone.values() for host in index.hosts)
             there = self.state.alive(hosts)
-            self.state.out.append(ProgramsForgotten(self.state.cause, there, tuple(gone), ()))
+            self.state.out.append(m.ProgramsForgotten(self.state.cause, there, tuple(gone), ()))

@@ -27,24 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pathways_lab.core import messages as m
 from pathways_lab.core.checks import ClientRecord, not_an_owner
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import (
-    HostReport,
-    Prepare,
-    SliceBound,
-)
-from pathways_lab.core.messages.elastic import (
-    Answer,
-    HostsLeaving,
-    HostsLeft,
-    Park,
-    RebindRequested,
-    ResumeRequested,
-    SliceMoved,
-    SliceSuspended,
-    SuspendRequested,
-)
+from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.plans import index_plan
 from pathways_lab.core.program.program import SliceId, slice_name
 from pathways_lab.core.slices.slice_queue import too_many_now
@@ -79,7 +65,7 @@ class _Move:
 class _Departure:
     """Hosts that leave.  lines: what goes with them, once they have been told to go."""
 
-    event: HostsLeaving
+    event: em.HostsLeaving
     lines: tuple[str, ...] | None = None
 
 
@@ -89,7 +75,7 @@ class Elastic:
 
     state: State
     clients: Mapping[str, ClientRecord]
-    _rebinds: dict[SliceId, RebindRequested] = field(default_factory=dict)
+    _rebinds: dict[SliceId, em.RebindRequested] = field(default_factory=dict)
     _tried: dict[SliceId, int] = field(default_factory=dict)
     """Slices for which there were no devices, of those: the version of the machine then."""
     _wishes: list[_Wish] = field(default_factory=list)
@@ -100,7 +86,7 @@ class Elastic:
 
     # --- what is wished ----------------------------------------------------------------
 
-    def rebind(self, event: RebindRequested) -> None:
+    def rebind(self, event: em.RebindRequested) -> None:
         """Other devices for a lost slice, as soon as nothing hangs on the old ones."""
         record = self.state.resources.slices.get(event.slice)
         why, remedy = f"{event.client} has no such slice", ""
@@ -113,7 +99,7 @@ class Elastic:
         failure = Failure("refused", f"slice {slice_name(event.slice)}: {why}", remedy)
         self.state.refuse(event, f"slice {event.slice}", failure)
 
-    def suspend(self, event: SuspendRequested) -> None:
+    def suspend(self, event: em.SuspendRequested) -> None:
         """All slices of a client leave their devices, as soon as what is admitted has ended."""
         state = self.state
         if self._not_theirs(event):
@@ -134,7 +120,7 @@ class Elastic:
             self._parking.setdefault(slice_id, None)
         self._withhold(slices)
 
-    def resume(self, event: ResumeRequested) -> None:
+    def resume(self, event: em.ResumeRequested) -> None:
         """They have devices again, all of them or none."""
         state, resources = self.state, self.state.resources
         if self._not_theirs(event):
@@ -169,14 +155,14 @@ class Elastic:
         moving = {s for s in slices if s in self._moves}
         self._wishes.append(_Wish(event.client, event.request, moving, lines))
 
-    def _not_theirs(self, event: SuspendRequested | ResumeRequested) -> bool:
+    def _not_theirs(self, event: em.SuspendRequested | em.ResumeRequested) -> bool:
         """Whether it is about another client's slices, and not asked by an owner of the lab."""
         if event.whose == event.client or self.clients[event.client].owner:
             return False
         self._deny(event, *not_an_owner(event.client, "suspend others"))
         return True
 
-    def leave(self, event: HostsLeaving) -> None:
+    def leave(self, event: em.HostsLeaving) -> None:
         """Hosts will be taken away as soon as what is admitted on them has ended."""
         resources = self.state.resources
         if event.client is not None and not self.clients[event.client].owner:
@@ -201,7 +187,7 @@ class Elastic:
 
     # --- what hosts report ---------------------------------------------------------------
 
-    def reported(self, report: HostReport) -> tuple[int, ...]:
+    def reported(self, report: m.HostReport) -> tuple[int, ...]:
         """Take what concerns slices on the move; returns the arrivals that are news for others."""
         state, host = self.state, report.host
         for slice_id in report.moved:
@@ -219,7 +205,7 @@ class Elastic:
             buffer = state.store.buffers.get(number)
             if buffer is not None and host in self._silent(buffer.slice):
                 continue
-            moved = [m for m in self._moves.values() if (number, host) in m.missing]
+            moved = [move for move in self._moves.values() if (number, host) in move.missing]
             for move in moved:
                 move.missing.discard((number, host))
             if not moved:
@@ -253,7 +239,7 @@ class Elastic:
             if waiting is None and not self.state.active.get(slice_id):
                 hosts = self.state.resources.slices[slice_id].hosts
                 self._parking[slice_id] = set(hosts)
-                self.state.out.append(Park(self.state.cause, hosts, slice_id))
+                self.state.out.append(em.Park(self.state.cause, hosts, slice_id))
                 moved = True
             elif waiting is not None and not waiting:
                 self._parked(slice_id)
@@ -266,7 +252,9 @@ class Elastic:
             moved |= self._depart(departure)
         for wish in [w for w in self._wishes if not w.open]:
             self._wishes.remove(wish)
-            self.state.out.append(Answer(self.state.cause, wish.client, wish.request, wish.lines))
+            self.state.out.append(
+                em.Answer(self.state.cause, wish.client, wish.request, wish.lines)
+            )
             moved = True
         return self._bind_drained() or moved
 
@@ -294,7 +282,7 @@ class Elastic:
                     continue
                 self._ended(slice_id)
                 state.divide()
-                state.out.append(SliceBound(state.cause, event.client, found))
+                state.out.append(m.SliceBound(state.cause, event.client, found))
                 self._work_out_again(slice_id, found.hosts)
         return len(self._rebinds) < wanted
 
@@ -341,7 +329,7 @@ class Elastic:
         state = self.state
         state.resources.suspend(slice_id)
         state.divide()
-        state.out.append(SliceSuspended(state.cause, slice_id))
+        state.out.append(em.SliceSuspended(state.cause, slice_id))
         for wish in self._wishes:
             wish.open.discard(slice_id)
 
@@ -367,7 +355,7 @@ class Elastic:
         state = self.state
         new = state.resources.slices[slice_id].binding
         if new.devices == old.devices:
-            state.out.append(SliceMoved(state.cause, (), new))
+            state.out.append(em.SliceMoved(state.cause, (), new))
             self._release(slice_id)
             return
         move = self._moves[slice_id] = _Move(set(old.hosts), set())
@@ -381,7 +369,7 @@ class Elastic:
                 buffer.arriving = set(new.hosts)
             else:
                 move.missing.update((number, host) for host in new.hosts)
-        state.out.append(SliceMoved(state.cause, old.hosts, new))
+        state.out.append(em.SliceMoved(state.cause, old.hosts, new))
         self._work_out_again(slice_id, new.hosts)
 
     def _moved(self, slice_id: SliceId) -> None:
@@ -409,7 +397,7 @@ class Elastic:
             if function[1] == slice_id:
                 record.pending, record.failure = set(hosts), None
                 if state.functions.wanted(function):
-                    state.out.append(Prepare(state.cause, hosts, *function))
+                    state.out.append(m.Prepare(state.cause, hosts, *function))
                 for run in state.queued.values():
                     if function in run.index.functions and run.id not in record.waiting:
                         record.waiting.add(run.id)
@@ -430,12 +418,12 @@ class Elastic:
             told = {h for d in self._departures if d.lines is not None for h in d.event.hosts}
             departure.lines = tuple(self._described(s) for s in slices)
             if more := tuple(h for h in hosts if h not in told):
-                state.out.append(HostsLeft(state.cause, more, event.reason))
+                state.out.append(em.HostsLeft(state.cause, more, event.reason))
         if hosts:
             return news
         self._departures.remove(departure)
         if event.client is not None:
-            state.out.append(Answer(state.cause, event.client, event.request, departure.lines))
+            state.out.append(em.Answer(state.cause, event.client, event.request, departure.lines))
         return True
 
     # --- words -----------------------------------------------------------------------------
@@ -454,7 +442,10 @@ class Elastic:
         return f"{text} {' and '.join(where.islands)}, {handles} handle{'s' * (handles != 1)})"
 
     def _deny(
-        self, event: SuspendRequested | ResumeRequested | HostsLeaving, why: str, remedy: str = ""
+        self,
+        event: em.SuspendRequested | em.ResumeRequested | em.HostsLeaving,
+        why: str,
+        remedy: str = "",
     ) -> None:
         if event.client is not None:
             self.state.refuse(event, "slices", Failure("refused", why, remedy))

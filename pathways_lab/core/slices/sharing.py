@@ -24,18 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.memory.uploads import Uploads
-from pathways_lab.core.messages import (
-    Given,
-    HandlePublished,
-    HandleTaken,
-    Published,
-    Resolved,
-    Taken,
-    Unpublished,
-)
 from pathways_lab.core.state import State
 
 Publication = tuple[str, tuple[BufferRecord, ...], bytes]
@@ -78,7 +70,7 @@ class Sharing:
         """How many buffers a name stands for; 0 if it is nobody's."""
         return len(self.names[name][1]) if name in self.names else 0
 
-    def publish(self, event: HandlePublished) -> str | Failure | None:
+    def publish(self, event: m.HandlePublished) -> str | Failure | None:
         """Give buffers a name; a name of the same client's moves.  Why not, or None."""
         known = self.names.get(event.name)
         if known is not None and known[0] != event.client:
@@ -94,10 +86,10 @@ class Sharing:
         self.names[event.name] = event.client, tuple(buffers), event.about
         for wanted, names in ((event.keep, self.kept), (event.ahead, self.ahead)):
             (names.add if wanted else names.discard)(event.name)
-        self.state.out.append(Published(self.state.cause, event.client, event.name, event.keep))
+        self.state.out.append(m.Published(self.state.cause, event.client, event.name, event.keep))
         return None
 
-    def give(self, event: HandlePublished) -> str | Failure | None:
+    def give(self, event: m.HandlePublished) -> str | Failure | None:
         """Let one client take buffers by a name that is between these two.  Why not, or None."""
         given, key = self.gifts.setdefault(event.to, {}), (event.client, event.name)
         if key in given:
@@ -110,7 +102,7 @@ class Sharing:
         given[key] = event.client, tuple(buffers), event.about
         stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
         cause, giver = self.state.cause, event.client
-        told = Given(cause, giver, event.name, event.to, stored, slices, event.about)
+        told = m.Given(cause, giver, event.name, event.to, stored, slices, event.about)
         self.state.out.append(told)
         return None
 
@@ -134,7 +126,7 @@ class Sharing:
             buffer.gifts.remove(to)
         self._settle(buffers)
 
-    def _shareable(self, event: HandlePublished) -> list[BufferRecord] | str | Failure:
+    def _shareable(self, event: m.HandlePublished) -> list[BufferRecord] | str | Failure:
         """The buffers, or why their client cannot share them."""
         buffers: list[BufferRecord] = []
         for number in event.buffers:
@@ -154,7 +146,7 @@ class Sharing:
         self.kept.discard(name)
         self.ahead.discard(name)
         self._end(name, buffers)
-        self.state.out.append(Unpublished(self.state.cause, client, name))
+        self.state.out.append(m.Unpublished(self.state.cause, client, name))
 
     def _end(self, name: str, buffers: Iterable[BufferRecord]) -> None:
         for buffer in buffers:
@@ -166,7 +158,7 @@ class Sharing:
             self.state.store.settle(buffer)
             self.uploads.dropped(buffer)
 
-    def take(self, event: HandleTaken) -> str | Failure | None:
+    def take(self, event: m.HandleTaken) -> str | Failure | None:
         """Give a client references of its own.  Why not, or None.
 
         Values that have failed are only taken together with others that are good.
@@ -198,9 +190,9 @@ class Sharing:
             self._end_gift(event.client, key)
         cause, client = self.state.cause, event.client
         stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
-        taken = Taken(cause, client, event.name, numbers, stored, slices, about, event.request)
+        taken = m.Taken(cause, client, event.name, numbers, stored, slices, about, event.request)
         self.state.out.append(taken)
         for number, buffer in zip(numbers, buffers, strict=True):
             if buffer.state != "promised":
-                self.state.out.append(Resolved(cause, client, (number,), buffer.failure))
+                self.state.out.append(m.Resolved(cause, client, (number,), buffer.failure))
         return None
