@@ -197,12 +197,7 @@ class CompiledFunction:
 def _plain_jit(
     function: Callable[..., Any], static_argnums: Numbers, static_argnames: Names
 ) -> Callable[..., Any]:
-    options: dict[str, Any] = {}
-    if static_argnums is not None:
-        options["static_argnums"] = static_argnums
-    if static_argnames is not None:
-        options["static_argnames"] = static_argnames
-    return jax.jit(function, **options)
+    return jax.jit(function, static_argnums=static_argnums, static_argnames=static_argnames)
 
 
 def _inferred(
