@@ -32,30 +32,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pathways_lab.core import messages as m
 from pathways_lab.core.control import Control
 from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.messages import (
-    BufferDeclared,
-    BuffersDropped,
-    ClientJoined,
-    Command,
-    Event,
-    FunctionAnnounced,
-    Grant,
-    HostJoined,
-    HostReport,
-    PolicyChosen,
-    PolicySet,
-    Prepare,
-    ProgramRegistered,
-    Refused,
-    Resolved,
-    RunEnded,
-    RunSubmitted,
-    SliceRequested,
-)
-from pathways_lab.core.messages.elastic import Park, SliceMoved
+from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.lowering import lower
 from pathways_lab.core.program.program import (
@@ -189,15 +170,15 @@ class Script:
         self.time = 0.0
         self.compile = compile
         self.moving = moving
-        self.log: list[tuple[Event, list[Command]]] = []
-        self.grants: list[Grant] = []
+        self.log: list[tuple[m.Event, list[m.Command]]] = []
+        self.grants: list[m.Grant] = []
         self.order: list[int] = []
         self.waiting: dict[str, list[tuple[int, int]]] = {}
         self.resolved: dict[int, Failure | None] = {}
-        self.ended: dict[int, RunEnded] = {}
-        self.refused: list[Refused] = []
-        self.policies: list[PolicySet] = []
-        self.compiling: list[Prepare] = []
+        self.ended: dict[int, m.RunEnded] = {}
+        self.refused: list[m.Refused] = []
+        self.policies: list[m.PolicySet] = []
+        self.compiling: list[m.Prepare] = []
         self.plans: dict[str, Plan] = {}
         self._numbers = 0
         self._windows: set[tuple[int, int]] = set()
@@ -206,11 +187,11 @@ class Script:
                 self.join(f"island{i}/host{h}", devices, memory)
         self.client("kernel-1")
         if policy is not None:
-            self.send(PolicyChosen(self.time, "policy", "kernel-1", policy))
+            self.send(m.PolicyChosen(self.time, "policy", "kernel-1", policy))
 
     # --- saying what happens -----------------------------------------------------
 
-    def send(self, event: Event) -> list[Command]:
+    def send(self, event: m.Event) -> list[m.Command]:
         """Hand an event to the core, check its invariants, remember what it answers."""
         commands = self.control.handle(event)
         check(self.control)
@@ -219,47 +200,47 @@ class Script:
             self._carry_out(command)
         return commands
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: m.Command) -> None:
         match command:
-            case Grant():
+            case m.Grant():
                 self.grants.append(command)
                 if (command.run, command.first) not in self._windows:
                     self._windows.add((command.run, command.first))
                     self.order.append(command.run)
                 steps = self._steps(command)
                 self.waiting[command.host] += [(command.run, step) for step in steps]
-            case Resolved():
+            case m.Resolved():
                 self.resolved.update(dict.fromkeys(command.buffers, command.failure))
-            case RunEnded():
+            case m.RunEnded():
                 assert command.run not in self.ended, f"run {command.run} ended twice"
                 self.ended[command.run] = command
-            case Refused():
+            case m.Refused():
                 self.refused.append(command)
-            case PolicySet():
+            case m.PolicySet():
                 self.policies.append(command)
-            case Prepare():
+            case m.Prepare():
                 self.compiling.append(command)
                 if self.compile:
                     self.compiled()
-            case Park():
+            case em.Park():
                 for host in command.hosts:
-                    self.send(HostReport(self.time, "parked", host, parked=(command.slice,)))
-            case SliceMoved() if self.moving:
+                    self.send(m.HostReport(self.time, "parked", host, parked=(command.slice,)))
+            case em.SliceMoved() if self.moving:
                 self.arrive_moved(command)
             case _:
                 pass
 
-    def arrive_moved(self, moved: SliceMoved) -> None:
+    def arrive_moved(self, moved: em.SliceMoved) -> None:
         """The values of a slice reach its new hosts, whatever they are."""
         slice_id = moved.binding.slice
         for host in moved.hosts:
-            self.send(HostReport(self.time, "moved", host, moved=(slice_id,)))
+            self.send(m.HostReport(self.time, "moved", host, moved=(slice_id,)))
         store = self.control.state.store
         for host in moved.binding.hosts if moved.hosts else ():
             there = tuple(store.by_slice.get(slice_id, ()))
-            self.send(HostReport(self.time, "arrived", host, resident=there))
+            self.send(m.HostReport(self.time, "arrived", host, resident=there))
 
-    def _steps(self, grant: Grant) -> list[int]:
+    def _steps(self, grant: m.Grant) -> list[int]:
         plan = self.plans[grant.plan]
         found: list[int] = []
         if grant.skipped:
@@ -281,11 +262,11 @@ class Script:
         """A host appears."""
         island = host.partition("/")[0]
         self.waiting[host] = []
-        self.send(HostJoined(self.time, "join", host, island, devices, "null", memory))
+        self.send(m.HostJoined(self.time, "join", host, island, devices, "null", memory))
 
     def client(self, name: str) -> None:
         """A client connects."""
-        self.send(ClientJoined(self.time, "join", name))
+        self.send(m.ClientJoined(self.time, "join", name))
 
     def slice(
         self,
@@ -298,8 +279,8 @@ class Script:
         """A row of devices; raises what the core answers when there is none."""
         number = self._number()
         request = SliceRequest((devices,), ("x",), island, islands=islands)
-        for command in self.send(SliceRequested(self.time, "slice", client, number, request)):
-            if isinstance(command, Refused):
+        for command in self.send(m.SliceRequested(self.time, "slice", client, number, request)):
+            if isinstance(command, m.Refused):
                 raise PathwaysError(command.failure)
         return number
 
@@ -315,11 +296,11 @@ class Script:
         for step in plan.steps:
             if isinstance(step.node, Call):
                 self.send(
-                    FunctionAnnounced(
+                    m.FunctionAnnounced(
                         self.time, "function", client, step.node.function, step.node.slice
                     )
                 )
-        self.send(ProgramRegistered(self.time, "program", client, plan))
+        self.send(m.ProgramRegistered(self.time, "program", client, plan))
         return plan
 
     def compiled(self, failure: Failure | None = None, temporary: int = 0) -> None:
@@ -328,7 +309,7 @@ class Script:
         for p in prepared:
             for host in p.hosts:
                 done = ((p.function, p.slice, temporary, failure),)
-                self.send(HostReport(self.time, "compiled", host, compiled=done))
+                self.send(m.HostReport(self.time, "compiled", host, compiled=done))
 
     def submit(
         self,
@@ -344,7 +325,7 @@ class Script:
         outputs = tuple(self._number() for _ in plan.outputs)
         given = tuple(inputs) if inputs is not None else (None,) * len(plan.inputs)
         self.send(
-            RunSubmitted(
+            m.RunSubmitted(
                 self.time, "submit", client, run, plan.key, given, outputs, priority,
                 tuple(sorted((data or {}).items())),
             )
@@ -356,7 +337,7 @@ class Script:
     ) -> int:
         """A client uploads a buffer; its bytes arrive at once or never."""
         number = self._number()
-        self.send(BufferDeclared(self.time, "upload", client, number, where, nbytes))
+        self.send(m.BufferDeclared(self.time, "upload", client, number, where, nbytes))
         if arrive:
             self.arrive(number, where)
         return number
@@ -364,11 +345,11 @@ class Script:
     def arrive(self, buffer: int, where: SliceId) -> None:
         """The bytes of an upload are on all hosts."""
         for host in self.binding(where).hosts:
-            self.send(HostReport(self.time, "resident", host, resident=(buffer,)))
+            self.send(m.HostReport(self.time, "resident", host, resident=(buffer,)))
 
     def drop(self, *buffers: int, client: str = "kernel-1") -> None:
         """A client drops handles."""
-        self.send(BuffersDropped(self.time, "drop", client, buffers))
+        self.send(m.BuffersDropped(self.time, "drop", client, buffers))
 
     def finish(
         self,
@@ -388,7 +369,7 @@ class Script:
             if ended:
                 ends = tuple((r, s, (seconds,)) for r, s in ended)
                 failed = tuple((r, s, failure) for r, s in ended if failure is not None)
-                self.send(HostReport(self.time, "report", name, ends, failed))
+                self.send(m.HostReport(self.time, "report", name, ends, failed))
 
     def finish_next(self, seconds: float = 0.001) -> bool:
         """The oldest granted step ends on every host; False when there is none."""
@@ -410,7 +391,7 @@ class Script:
         numbers = {number}
         lines = []
         for event, commands in self.log:
-            if isinstance(event, RunSubmitted) and event.run == number:
+            if isinstance(event, m.RunSubmitted) and event.run == number:
                 numbers.update(event.outputs)
             told = [c for c in commands if _names(c, numbers)]
             if told or _names(event, numbers):
@@ -427,13 +408,13 @@ class Script:
         return (1 << 32) | self._numbers
 
 
-def replay(events: Iterable[Event], rules: Rules | None = None) -> list[list[Command]]:
+def replay(events: Iterable[m.Event], rules: Rules | None = None) -> list[list[m.Command]]:
     """The answers of a fresh core to recorded events: for a real run, the same as then."""
     control = Control(rules)
     return [control.handle(event) for event in events]
 
 
-def _names(message: Event | Command, numbers: set[int]) -> bool:
+def _names(message: m.Event | m.Command, numbers: set[int]) -> bool:
     for name in ("run", "slice", "buffer"):
         if getattr(message, name, None) in numbers:
             return True

@@ -45,7 +45,6 @@ class Claim(Protocol):
 
     def need(self) -> int:
         """Bytes on each of its devices that it would take if it began now."""
-        ...
 
 
 AnyClaim = TypeVar("AnyClaim", bound=Claim)

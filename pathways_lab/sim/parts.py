@@ -140,27 +140,22 @@ class WorldPort(Protocol):
     @property
     def memory(self) -> MemoryPort:
         """Records for the timeline."""
-        ...
 
     @property
     def carrier(self) -> NetworkPort:
         """The network."""
-        ...
 
     def host(self, name: str) -> HostPort | None:
         """A living host."""
 
     def vary(self, seconds: float) -> float:
         """A duration with the machine's jitter."""
-        ...
 
     def alive(self, host: HostPort | None) -> bool:
         """Whether this very device process still runs."""
-        ...
 
     def gang(self, part: Part, cost: FunctionCost) -> Gang:
         """The gang that this is a part of."""
-        ...
 
     def come(self, part: Part) -> None:
         """All devices of a gang on one host have its turn."""

@@ -55,12 +55,10 @@ class Homed(Protocol):
     @property
     def program(self) -> Program:
         """The program, not lowered yet."""
-        ...
 
     @property
     def bindings(self) -> Sequence[SliceBinding]:
         """Where its slices lie."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

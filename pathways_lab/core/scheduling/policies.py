@@ -143,7 +143,6 @@ class Policy(Protocol):
 
     def choose(self, view: PolicyView) -> int:
         """The number of the run that goes first."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
