@@ -118,7 +118,7 @@ def bytes_of_others(patch: pytest.MonkeyPatch) -> None:
     """All sessions share the bytes beside them."""
     one = Buffers(lambda _: True)
     patch.setattr(Buffers, "end", lambda self: None)
-    patch.setattr(server, "Buffers", lambda _: one)
+    patch.setattr(server, "Buffers", lambda *_: one)
 
 
 @pytest.mark.parametrize(

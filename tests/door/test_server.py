@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +53,8 @@ def channel() -> Iterator[grpc.Channel]:
     folder: Path = private_folder()
     door = Door(Anything, b"the secret")
     door.listen(f"{folder}/door")
-    with grpc.insecure_channel(f"unix:{folder}/door") as opened:
+    with grpc.insecure_channel(address := f"unix:{folder}/door") as opened:
+        opened.address = address
         yield opened
     door.close()
     remove_folder(folder)
@@ -206,6 +208,40 @@ def test_a_client_that_goes_waits_for_no_bytes_any_more(channel, monkeypatch):
     with pytest.raises(grpc.RpcError):
         session(channel, asked, b"the secret", timeout=0.2)
     assert over.wait(30)
+
+
+def test_bytes_may_come_by_another_connection(channel, monkeypatch):
+    """JAX's client opens a channel for each kind of what it sends."""
+    waits, asked = threading.Event(), queue.SimpleQueue()
+
+    def handle(self: Anything, kind: str, request: Any, reply: server.Reply) -> None:
+        if kind == "init_request":
+            return reply(message("InitResponse")())
+        waits.set()
+        assert self.buffers.take(7) == b"bytes"
+        reply(Status(INTERNAL, "they came"))
+
+    monkeypatch.setattr(Anything, "handle", handle)
+    call = channel.stream_stream(
+        f"/{messages.service_name()}/IfrtSession",
+        request_serializer=message("IfrtRequest").SerializeToString,
+        response_deserializer=message("IfrtResponse").FromString,
+    )
+    asked.put(request(1, "init_request"))
+    answers = call(iter(asked.get, None), metadata=of_secret(b"the secret"), timeout=20)
+    number = next(answers).init_response.session_id
+    asked.put(request(2, "make_array_from_host_buffer_request"))
+    assert waits.wait(20)
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(channel.address, options=own) as other:
+        store = other.stream_unary(
+            f"/{messages.service_name()}/HostBufferStore",
+            request_serializer=message("GrpcHostBufferStoreRequest").SerializeToString,
+        )
+        part = message("GrpcHostBufferStoreRequest")(data=b"bytes")
+        store(iter([part]), metadata=of_store(number, 7, 5), timeout=20)
+    assert next(answers).response_metadata.status.message == "they came"
+    asked.put(None)
 
 
 def test_bytes_that_do_not_come_are_an_error_that_says_so(monkeypatch):

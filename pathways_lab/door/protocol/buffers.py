@@ -34,11 +34,15 @@ class Buffers:
     """Bytes on their way: of arrays that come, and of those that are read.
 
     read_on: has the session's thread read on, for so many seconds at most; False when the session
-    is over.
+    is over.  wake: ends that, for bytes may come by another connection of the client.
     """
 
-    def __init__(self, read_on: Callable[[float], bool]) -> None:
+    def __init__(
+        self, read_on: Callable[[float], bool], wake: Callable[[], None] = lambda: None
+    ) -> None:
         self._read_on = read_on
+        self._wake = wake
+        self._needed: int | None = None
         self._lock = threading.Lock()
         self._known: dict[int, Found] = {}
         self._asked: dict[int, list[Callable[[Found], None]]] = {}
@@ -60,6 +64,8 @@ class Buffers:
                 self._known[number] = data
                 self._taken += size
             asked = self._asked.pop(number, ())
+        if number == self._needed:
+            self._wake()
         for call in asked:
             call(data)
         if refused is not None:
@@ -71,6 +77,7 @@ class Buffers:
         Raises Status when they do not come.
         """
         until = time.monotonic() + PATIENCE
+        self._needed = number
         while (data := self._known.get(number)) is None:
             left = until - time.monotonic()
             if left <= 0:

@@ -135,6 +135,10 @@ class Call:
         """
         return self._connection.turn(seconds) and self._connection.knows(self)
 
+    def wake(self) -> None:
+        """End :meth:`read_on`, whatever it waits for.  Any thread."""
+        self._connection.wake()
+
 
 class Connection:
     """One client's connection.  service: begins to serve a call, or raises Status."""
@@ -143,6 +147,7 @@ class Connection:
         self._link = link
         self._service = service
         self._thread = 0
+        self._bell, self._ring = socket.socketpair()
         # Under the lock:
         self._lock = threading.Lock()
         self._out: list[bytes | memoryview] = []
@@ -171,7 +176,14 @@ class Connection:
             pass
         for number in list(self._calls):
             self._forget(number)
-        self._link.close()
+        for each in (self._link, self._bell, self._ring):
+            each.close()
+
+    def wake(self) -> None:
+        """End a turn that waits with a limit of time.  Any thread."""
+        if threading.get_ident() != self._thread:
+            with contextlib.suppress(OSError):
+                self._ring.send(b"!", socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """End it.  Any thread."""
@@ -202,9 +214,13 @@ class Connection:
     def _read(self, seconds: float | None) -> bytes:
         try:
             if seconds is not None:
-                link = select.poll()
-                link.register(self._link, select.POLLIN)
-                if not link.poll(math.ceil(1000 * seconds)):
+                looked = select.poll()
+                for each in (self._link, self._bell):
+                    looked.register(each, select.POLLIN)
+                ready = dict(looked.poll(math.ceil(1000 * seconds)))
+                if self._bell.fileno() in ready:
+                    self._bell.recv(_READ)
+                if self._link.fileno() not in ready:
                     return b""
             data = self._link.recv(_READ)
         except (OSError, ValueError):

@@ -132,7 +132,7 @@ class Session:
     def __init__(
         self, call: Call, number: int, open: Callable[[Buffers], Handler], over: Callable[[], None]
     ) -> None:
-        self.buffers = Buffers(call.read_on)
+        self.buffers = Buffers(call.read_on, call.wake)
         self._call = call
         self._number = number
         self._over = over
