@@ -105,7 +105,10 @@ def run(options: argparse.Namespace) -> int:
         pages = ["--dashboard-address", "127.0.0.1:8787"]
         os.execv(
             sys.executable,
-            _dask("scheduler", "--protocol", "tls", "--port", str(options.port), *host, *pages),
+            _python(
+                *("distributed.cli.dask_scheduler", "--protocol", "tls"),
+                *("--port", str(options.port), *host, *pages),
+            ),
         )
     if options.what == "worker":
         own = _own_ports(options.ports, options.contact)
@@ -172,13 +175,16 @@ def work(
     machine: str = "",
 ) -> int:
     """One worker after the other, until this process is told to end."""
+    from pathways_lab.runtime.processes.heaps import heaps
+
     machine = machine or socket.gethostname()
     name = f"{island or machine}/{machine}"
     # In a job its devices are as many as Dask's threads, where nobody says how many.
     few = [] if devices is None else ["--nthreads", "1", "--resources", f"devices={devices}"]
     # Its web server asks nobody who he is.
     quiet = ["--no-nanny", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
-    command = _dask("worker", address, "--name", name, *quiet, *few, *own)
+    command = _python("pathways_lab.cli.worker", address, "--name", name, *quiet, *few, *own)
+    environment = {**os.environ, **heaps()}
     ended = threading.Event()
     process: subprocess.Popen[str] | None = None
 
@@ -192,7 +198,7 @@ def work(
     while not ended.is_set():
         # Ctrl-C of a terminal reaches every process there; this one passes it on.
         process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
         )
         if ended.is_set():  # told while it started: nobody has told it
             end()
@@ -216,5 +222,5 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
         yield from lines
 
 
-def _dask(what: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", f"distributed.cli.dask_{what}", *options]
+def _python(module: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", module, *options]

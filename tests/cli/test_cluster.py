@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pathways_lab import cli
-from pathways_lab.cli import certificates, cluster
+from pathways_lab.cli import certificates, cluster, worker
 from pathways_lab.runtime.cluster import scheduler_probe
 
 
@@ -165,7 +165,7 @@ def test_a_worker_is_started_again_until_it_is_told_to_end(
 
     started = iter(scripts)
     popen = subprocess.Popen
-    monkeypatch.setattr(cluster, "_dask", dask)
+    monkeypatch.setattr(cluster, "_python", dask)
     monkeypatch.setattr(
         subprocess, "Popen", lambda _, **how: popen([sys.executable, "-c", next(started)], **how)
     )
@@ -178,7 +178,7 @@ def test_a_worker_is_started_again_until_it_is_told_to_end(
         "it broke",
         "west/m: the worker has ended, with status 3; it is started again",
     ]
-    assert commands[0][:4] == ("worker", "tls://sched:8786", "--name", "west/m")
+    assert commands[0][:4] == (worker.__name__, "tls://sched:8786", "--name", "west/m")
     assert commands[0][-2:] == ("--resources", "devices=4")
 
 

@@ -18,7 +18,6 @@ from pathways_lab.core.program.folding import folded
 from pathways_lab.core.program.program import Call, Line, Plan
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.launcher import Launcher
-from pathways_lab.runtime.cluster.device_supervisor import heaps
 from pathways_lab.runtime.control_plane.record_stream import Broadcast
 from pathways_lab.runtime.devices import CpuRuntime, Footprint, Place
 from pathways_lab.runtime.host.compiler import Compiler
@@ -28,6 +27,7 @@ from pathways_lab.runtime.host.host_records import Story
 from pathways_lab.runtime.host.local_slices import Tenants
 from pathways_lab.runtime.host.segment_job import Ends, Work
 from pathways_lab.runtime.host.user_output import Output
+from pathways_lab.runtime.processes.heaps import heaps
 from pathways_lab.timeline.compiling import Compiling, Making
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.records import Event, Sample, Span

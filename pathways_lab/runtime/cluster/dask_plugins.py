@@ -43,10 +43,12 @@ from pathways_lab.runtime.cluster.break_process import act
 from pathways_lab.runtime.cluster.dashboard_socket import Door, Pages
 from pathways_lab.runtime.cluster.death_reports import TOPIC, DeathReports
 from pathways_lab.runtime.cluster.device_supervisor import (
+    MODULE,
     PATIENCE,
     Change,
     DeviceProcess,
     DeviceSettings,
+    prepared,
 )
 from pathways_lab.runtime.cluster.feed_worker import FEEDS
 from pathways_lab.runtime.cluster.membership import Islands, Place, devices_of, place_of
@@ -400,12 +402,18 @@ class HostsPlugin(WorkerPlugin):
     async def _set_up(self, worker: Any) -> None:
         if FEEDS in dask_private.resources_of(worker):
             return
-        self._folder = private_folder()
+        first = None
+        if prepared and self.host_module == MODULE:
+            first, self._folder = prepared.pop()
+        else:
+            self._folder = private_folder()
         try:
             configuration = self._configuration(worker)
             way = await asyncio.to_thread(self._way_to_control, worker, configuration["control"])
             configuration["control"] = way
         except Exception as error:
+            if first is not None:
+                await asyncio.to_thread(first.end)
             remove_folder(self._folder)
             self._left_out(worker, error)
             raise
@@ -419,6 +427,7 @@ class HostsPlugin(WorkerPlugin):
             self._folder,
             self._changed,
             self.host_module,
+            first=first,
         )
         try:
             await asyncio.to_thread(self.process.wait_ready)

@@ -26,7 +26,7 @@ from pathways_lab.runtime.host.compile_marks import read
 from pathways_lab.runtime.processes import stacks
 from pathways_lab.runtime.processes.child_process import REMOVE, Child, ChildDied, spawn
 from pathways_lab.runtime.processes.deaths import Records, story
-from pathways_lab.transport import machine_share
+from pathways_lab.runtime.processes.heaps import heaps
 from pathways_lab.transport.addresses import private_folder, remove_folder
 
 MODULE = "pathways_lab.runtime.host.process"
@@ -82,27 +82,6 @@ class DeviceSettings:
         """As the process reads it."""
         hexed = {"key": self.key.hex(), "data_key": self.data_key.hex()}
         return {**vars(self), **hexed, "worker_pid": os.getpid()}
-
-
-def heaps() -> dict[str, str]:
-    """How glibc keeps the memory of a device process, unless a user's variables say otherwise.
-
-    Clients of JAX come and go with their threads, and so does what compiles.  Where each
-    thread has a heap of its own, what they have freed stays with the process: some 100 MB.
-    So there are as many as processors, and two at least: with fewer, threads that compute wait
-    for each other's allocations, an eighth of a step of 230 arrays on 16 processors.  Each keeps
-    up to 256 MB that were freed at its end, and takes memory in large pages where the system lends
-    them: a training step takes what the step before it gave back, and small pages that the system
-    clears anew cost a step up to a fifth of its time.
-    """
-    ours = {
-        "MALLOC_ARENA_MAX": max(2, machine_share.processors()),
-        "MALLOC_MMAP_THRESHOLD_": 1 << 25,  # the most that glibc takes
-        "MALLOC_TRIM_THRESHOLD_": 1 << 28,
-    }
-    pages = ["glibc.malloc.hugetlb=1", *filter(None, [os.environ.get("GLIBC_TUNABLES")])]
-    limits = {name: os.environ.get(name, str(value)) for name, value in ours.items()}
-    return {**limits, "GLIBC_TUNABLES": ":".join(pages)}
 
 
 def label(name: str) -> str:
@@ -322,6 +301,10 @@ class DeviceProcess:
             if self._closing.is_set():
                 return
 
+
+prepared: list[tuple[Child, Path]] = []
+"""Processes that wait for the configuration of a device process, each with the folder of its log:
+the worker's own copies, made before it began."""
 
 _here: weakref.WeakValueDictionary[str, DeviceProcess] = weakref.WeakValueDictionary()
 

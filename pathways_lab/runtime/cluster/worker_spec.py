@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from pathways_lab.core.errors import refused
-from pathways_lab.runtime.cluster.device_supervisor import DeviceSettings, heaps
+from pathways_lab.runtime.cluster.device_supervisor import DeviceSettings
 from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
 from pathways_lab.runtime.processes.child_copies import can_fork
 from pathways_lab.runtime.processes.child_process import Child, ChildDied, spawn
 from pathways_lab.runtime.processes.dask_environment import QUIET
+from pathways_lab.runtime.processes.heaps import heaps
 
 WORKERS = "pathways_lab.runtime.cluster.workers_main"
 FEEDER = "pathways_lab.runtime.cluster.feed_worker"

@@ -16,7 +16,6 @@ Paper: section 4.5 (one executor process per host).
 from __future__ import annotations
 
 import functools
-import gc
 import selectors
 import threading
 from pathlib import Path
@@ -26,6 +25,7 @@ from pathways_lab.runtime.cluster import worker_main
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.processes import child_copies, child_process
 from pathways_lab.runtime.processes.child_process import Child, ChildDied
+from pathways_lab.runtime.processes.interpreter_settings import imports
 
 WORKER = "pathways_lab.runtime.cluster.worker_main"
 _PATIENCE = 2.5
@@ -51,14 +51,12 @@ def main() -> None:
 
 def import_all(workers: list[dict[str, Any]]) -> None:
     """Import the modules that each copy of this process would import otherwise."""
-    import distributed  # noqa: F401
+    with imports():
+        import distributed  # noqa: F401
 
-    if any(copied(worker) for worker in workers):
-        import pathways_lab.runtime.host.driver
-        import pathways_lab.runtime.islands.multi_host_runtime  # noqa: F401
-    # Shared as long as nobody writes to it, as a search for garbage does.
-    gc.collect()
-    gc.freeze()
+        if any(copied(worker) for worker in workers):
+            import pathways_lab.runtime.host.driver
+            import pathways_lab.runtime.islands.multi_host_runtime  # noqa: F401
 
 
 def copied(worker: dict[str, Any]) -> bool:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import gc
 import os
 import sys
 import threading
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from pathways_lab.runtime.cluster.device_supervisor import RETIRED
 from pathways_lab.runtime.processes import child_process, job, stacks
 from pathways_lab.runtime.processes.deaths import ENDS, FAILED
-from pathways_lab.runtime.processes.interpreter_settings import Settings
+from pathways_lab.runtime.processes.interpreter_settings import Settings, imports
 
 if TYPE_CHECKING:
     from pathways_lab.runtime.devices import IslandRuntime
@@ -165,26 +164,23 @@ def main() -> None:
     set_environment(settings["platform"], settings["devices"], stand_in)
 
     # Only now: these import JAX.
-    from pathways_lab.runtime import jax_private
-    from pathways_lab.runtime.fault_injection import Troubles
-    from pathways_lab.runtime.host.bit_flips import Flips
-    from pathways_lab.runtime.host.compile_marks import Notes
-    from pathways_lab.runtime.host.driver import HostRim
-    from pathways_lab.runtime.islands import dcn_collectives
-    from pathways_lab.runtime.islands.multi_host_runtime import (
-        JoinedPlatformRuntime,
-        SpanningCpuRuntime,
-    )
-    from pathways_lab.transport.dask_comms import is_comm
-    from pathways_lab.transport.tls import client_context, server_context
+    with imports():
+        from pathways_lab.runtime import jax_private
+        from pathways_lab.runtime.fault_injection import Troubles
+        from pathways_lab.runtime.host.bit_flips import Flips
+        from pathways_lab.runtime.host.compile_marks import Notes
+        from pathways_lab.runtime.host.driver import HostRim
+        from pathways_lab.runtime.islands import dcn_collectives
+        from pathways_lab.runtime.islands.multi_host_runtime import (
+            JoinedPlatformRuntime,
+            SpanningCpuRuntime,
+        )
+        from pathways_lab.transport.dask_comms import is_comm
+        from pathways_lab.transport.tls import client_context, server_context
 
     jax_private.share_contexts()
     if settings.get("compiled"):
         keep_compiled(settings["compiled"])
-    # Imported modules stay.  A search of all of them for garbage takes 60 ms, in which no gang
-    # begins; without it, a quarter.  Clients of JAX are made later: they must be found.
-    gc.collect()
-    gc.freeze()
     end = _End()
     tls = settings.get("tls")
     over_network = not settings["data_listen"].startswith("unix")
