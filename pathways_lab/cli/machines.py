@@ -148,6 +148,7 @@ def examine(address: str) -> Iterator[Finding]:
 def _client(address: str) -> Any:
     """A Dask client.  Raises PathwaysError within some seconds where nobody answers."""
     import dask
+    import distributed  # noqa: F401 (else its defaults come meanwhile, and go when this is over)
 
     from pathways_lab.runtime.cluster.attach import dask_client
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,21 @@ def test_the_doctor_runs_where_everything_else_is_missing():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Python 3" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_configuration_of_dask_outlives_a_look_at_a_cluster(tmp_path):
+    """Also where Dask's own defaults come only with that look."""
+    (tmp_path / "own.yaml").write_text("distributed: {comm: {tls: {}}}\n")
+    script = """
+import dask
+from pathways_lab.cli import machines
+from pathways_lab.core.errors import PathwaysError
+try:
+    machines._client("tcp://127.0.0.1:1")
+except PathwaysError:
+    print(dask.config.get("distributed.comm.timeouts.connect"))
+"""
+    environment = {**os.environ, "DASK_CONFIG": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert said.stdout == "30s\n", said.stderr

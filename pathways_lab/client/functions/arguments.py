@@ -13,6 +13,8 @@ Paper: section 3 (user code changes nothing but its devices).
 from __future__ import annotations
 
 import contextlib
+import difflib
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -33,15 +35,28 @@ def options_of(made: type, *others: str) -> Callable[[_F], _F]:
     """For a function that passes its options on to what it makes: its signature shows them.
 
     others: parameters of *made* that are no options.
+
+    Raises TypeError, when it is called, for an option that there is not.
     """
-    shown = [p for p in inspect.signature(made).parameters.values() if p.name not in others]
+    _, *shown = [p for p in inspect.signature(made).parameters.values() if p.name not in others]
+    names = [option.name for option in shown]
 
     def showing(function: _F) -> _F:
-        told: Any = function
+        @functools.wraps(function)
+        def checked(*given: Any, **options: Any) -> Any:
+            for name in options:
+                if name not in names:
+                    near = difflib.get_close_matches(name, names, 1)
+                    hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
+                    said = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                    raise TypeError(f"{said}; {hint}")
+            return function(*given, **options)
+
         own = inspect.signature(function)
         first, *_ = own.parameters.values()
-        told.__signature__ = own.replace(parameters=[first, *shown[1:]])
-        return function
+        told: Any = checked
+        told.__signature__ = own.replace(parameters=[first, *shown])
+        return told  # type: ignore[no-any-return]
 
     return showing
 

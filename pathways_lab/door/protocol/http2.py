@@ -201,7 +201,7 @@ class Connection:
             if self._next():
                 return True
             self._come += self._read(seconds)
-            while self._next():
+            while not self._over and self._next():
                 pass
         except Broken as error:
             with self._lock:
