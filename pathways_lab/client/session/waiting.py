@@ -22,7 +22,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from pathways_lab.client.lab import hooks
 from pathways_lab.client.session import failures
@@ -39,6 +39,25 @@ class Pending:
         self.done = False
         self.failure: Failure | None = None
         self._callbacks: list[Callable[[], None]] | None = None
+
+
+class _InTurn:
+    """Waits for one entry after the other: what is made together ends together.
+
+    An object and no function that names itself: such a function would keep what *callback* keeps,
+    handles among it, until somebody looks for garbage.
+    """
+
+    __slots__ = ("_board", "_callback", "_left")
+
+    def __init__(self, board: Board, left: Iterator[Pending], callback: Callable[[], None]) -> None:
+        self._board, self._left, self._callback = board, left, callback
+
+    def __call__(self) -> None:
+        for entry in self._left:
+            if not entry.done:
+                return self._board.when_done(entry, self)
+        self._callback()
 
 
 class Board:
@@ -75,19 +94,8 @@ class Board:
         callback()
 
     def when_all(self, entries: Iterable[Pending], callback: Callable[[], None]) -> None:
-        """Call *callback* once all have ended: now, or later in another thread.
-
-        One is waited for at a time: what is made together ends together.
-        """
-        left = iter(entries)
-
-        def go_on() -> None:
-            for entry in left:
-                if not entry.done:
-                    return self.when_done(entry, go_on)
-            callback()
-
-        go_on()
+        """Call *callback* once all have ended: now, or later in another thread."""
+        _InTurn(self, iter(entries), callback)()
 
     def wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
         """Return when *done()*; it is asked again whenever something has ended.
