@@ -105,3 +105,15 @@ def test_using_every_name_starts_nothing_and_draws_nothing():
         "print(sorted(loaded), threading.active_count())"
     )
     assert fresh(code) == "[] 1"
+
+
+@pytest.mark.parametrize("made", [pw.jit, pw.program])
+def test_an_option_that_there_is_not_is_refused_at_once(made):
+    """By the name of what was called, which shows its options."""
+    options = inspect.signature(made).parameters
+    assert "name" in options
+    assert all(p.kind is p.KEYWORD_ONLY for p in [*options.values()][1:])
+    with pytest.raises(TypeError, match=f"{made.__name__}.. got an .* 'nam'; did you mean 'name'"):
+        made(lambda x: x, nam="f")
+    with pytest.raises(TypeError, match="'zzzz'; it takes "):
+        made(zzzz=1)

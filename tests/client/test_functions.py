@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import warnings
 from typing import Any, NamedTuple
 
@@ -598,15 +597,3 @@ def test_a_timeout_that_is_no_number_is_named(fake: FakeLab) -> None:
     h = pw.jit(lambda x: x, on=fake.slice(2))(np.zeros(2, np.float32))
     with pytest.raises(pw.PathwaysError, match="timeout='a' is not a number of seconds"):
         h.result(timeout="a")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("made", [pw.jit, pw.program])
-def test_an_option_that_there_is_not_is_refused_at_once(made):
-    """By the name of what was called, which shows its options."""
-    options = inspect.signature(made).parameters
-    assert "name" in options
-    assert all(p.kind is p.KEYWORD_ONLY for p in [*options.values()][1:])
-    with pytest.raises(TypeError, match=f"{made.__name__}.. got an .* 'nam'; did you mean 'name'"):
-        made(lambda x: x, nam="f")
-    with pytest.raises(TypeError, match="'zzzz'; it takes "):
-        made(zzzz=1)
