@@ -41,8 +41,9 @@ from pathways_lab.door.colocated import Colocated
 from pathways_lab.door.exchange import Exchange
 from pathways_lab.door.over_meshes import OverMeshes
 from pathways_lab.door.programs import Loaded
+from pathways_lab.door.protocol.http2 import log
 from pathways_lab.door.protocol.messages import message
-from pathways_lab.door.protocol.server import Reply, log
+from pathways_lab.door.protocol.server import Reply
 from pathways_lab.door.protocol.status import INVALID, NOT_FOUND, UNIMPLEMENTED, Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import DONATE, Function, State

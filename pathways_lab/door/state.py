@@ -34,7 +34,8 @@ from pathways_lab.door.colocated import Beside, Colocated
 from pathways_lab.door.over_meshes import OverMeshes
 from pathways_lab.door.programs import Loaded, Remotely
 from pathways_lab.door.protocol.buffers import Buffers
-from pathways_lab.door.protocol.server import Reply, log
+from pathways_lab.door.protocol.http2 import log
+from pathways_lab.door.protocol.server import Reply
 from pathways_lab.door.protocol.status import (
     CANCELLED,
     EXHAUSTED,

@@ -187,7 +187,7 @@ def test_messages_come_whole_however_they_are_cut(several, cuts, pad, data):
     ],
 )  # fmt: skip
 def test_what_breaks_http2_ends_the_connection_and_says_why(monkeypatch, wrong, why):
-    monkeypatch.setattr(http2, "ROOM", 100)
+    monkeypatch.setattr(http2, "AHEAD", 100)
 
     class Silent(Echo):
         def said_all(self) -> None:
@@ -325,7 +325,7 @@ class Waiting(Echo):
 
 def test_a_call_reads_on_in_the_middle_of_its_own_message(monkeypatch):
     """And its client may send no more than there is room for until it goes on."""
-    monkeypatch.setattr(http2, "ROOM", 1000)
+    monkeypatch.setattr(http2, "AHEAD", 1000)
     with client(Waiting) as one:
         other = frame(HEADERS, END_HEADERS, 3, block())
         one.send(BEGIN, frame(DATA, 0, 1, message(b"first")), other)

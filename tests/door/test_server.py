@@ -300,6 +300,22 @@ def test_bytes_on_their_way_have_so_much_room(monkeypatch):
         kept.take(2)
 
 
+def test_a_request_whose_bytes_have_no_room_hears_it_at_once(monkeypatch):
+    monkeypatch.setattr(buffers, "ROOM", 4000)
+
+    def comes(seconds: float) -> bool:
+        with pytest.raises(Status, match="on their way"):
+            kept.put(1, bytes(5000))
+        return True
+
+    kept = Buffers(comes)
+    with pytest.raises(Status, match="on their way") as refused:
+        kept.take(1)
+    assert refused.value.code == EXHAUSTED
+    kept.put(1, bytes(2900))
+    assert len(kept.take(1)) == 2900
+
+
 def test_a_client_that_reads_no_answers_is_served_no_further(monkeypatch):
     monkeypatch.setattr(server, "_UNREAD", 2)
     stream, _ = begun(Wire(Door(Anything, b"the secret")))

@@ -57,12 +57,12 @@ class Buffers:
                 return
             refused = None
             if self._taken + size > ROOM:
-                # Who has asked for them hears it; nobody else can.
+                # Whoever waits for them hears it; nobody else can.
                 text = f"{self._taken:,} bytes of arrays are on their way, {size:,} are too many"
                 data = refused = Status(EXHAUSTED, text)
-            else:
+            if refused is None or number == self._needed:
                 self._known[number] = data
-                self._taken += size
+                self._taken += _size(data)
             asked = self._asked.pop(number, ())
         if number == self._needed:
             self._wake()
@@ -78,14 +78,17 @@ class Buffers:
         """
         until = time.monotonic() + PATIENCE
         self._needed = number
-        while (data := self._known.get(number)) is None:
-            left = until - time.monotonic()
-            if left <= 0:
-                text = f"the bytes {number} have not come within {PATIENCE:g} s"
-                raise Status(NOT_FOUND, text)
-            if not self._read_on(left) or self._ended:
-                raise _ended()
-        self.forget(number)
+        try:
+            while (data := self._known.get(number)) is None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    text = f"the bytes {number} have not come within {PATIENCE:g} s"
+                    raise Status(NOT_FOUND, text)
+                if not self._read_on(left) or self._ended:
+                    raise _ended()
+        finally:
+            self._needed = None
+            self.forget(number)
         if isinstance(data, Status):
             raise data
         return data

@@ -60,7 +60,7 @@ _PREFIX = struct.Struct(">BI")
 _USUAL_WINDOW, _USUAL_FRAME, _MOST = 65_535, 16_384, (1 << 31) - 1
 FRAME = 1 << 20
 """Bytes of the largest frame that a client may send."""
-ROOM = 1 << 26
+AHEAD = 1 << 26
 """Bytes of one call that a client may send before they are taken."""
 CALLS = 1 << 12
 """Most calls of a connection at once."""
@@ -131,7 +131,7 @@ class Call:
         """Take what comes next, for so long at most (for ever); False when the call is over.
 
         By the thread of the connection, in the middle of serving this call, whose client may
-        send :data:`ROOM` bytes meanwhile.
+        send :data:`AHEAD` bytes meanwhile.
         """
         return self._connection.turn(seconds) and self._connection.knows(self)
 
@@ -165,7 +165,7 @@ class Connection:
     def run(self) -> None:
         """Serve until the client has gone."""
         self._thread = threading.get_ident()
-        settings = {STREAMS: CALLS, FIRST_WINDOW: ROOM, LARGEST_FRAME: FRAME}
+        settings = {STREAMS: CALLS, FIRST_WINDOW: AHEAD, LARGEST_FRAME: FRAME}
         said = b"".join(_SETTING.pack(*each) for each in settings.items())
         self._tell(_frame(SETTINGS, 0, 0, said), _grant(0, _MOST - _USUAL_WINDOW))
         try:
@@ -325,7 +325,7 @@ class Connection:
             return _check(number <= self._last, PROTOCOL_ERROR, "data of no call")
         _check(not call.said_all, CLOSED, "data after the last")
         call.taken += len(data)
-        _check(call.taken <= ROOM, FLOW_CONTROL_ERROR, "more than there is room for")
+        _check(call.taken <= AHEAD, FLOW_CONTROL_ERROR, "more than there is room for")
         call.come += _unpadded(flags, data)
         before, call.serving = call.serving, True
         try:
@@ -335,7 +335,7 @@ class Connection:
         except Exception as error:
             _failed(call, error)
         call.serving = before
-        if call.taken > ROOM // 2 and not call.serving and self.knows(call):
+        if call.taken > AHEAD // 2 and not call.serving and self.knows(call):
             self._tell(_grant(number, call.taken))
             call.taken = 0
         if flags & END_STREAM:

@@ -14,7 +14,6 @@ later and in any thread; what it raises is an error status that names the reques
 from __future__ import annotations
 
 import hmac
-import logging
 import os
 import socket
 import threading
@@ -26,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from pathways_lab.door.protocol import messages
 from pathways_lab.door.protocol.buffers import ROOM, Buffers, Found
-from pathways_lab.door.protocol.http2 import Call, Connection, Served
+from pathways_lab.door.protocol.http2 import Call, Connection, Served, log
 from pathways_lab.door.protocol.messages import message
 from pathways_lab.door.protocol.status import (
     DATA_LOSS,
@@ -39,9 +38,6 @@ from pathways_lab.door.protocol.status import (
     UNIMPLEMENTED,
     Status,
 )
-
-log = logging.getLogger("pathways_lab.door")
-"""Faults of the door itself, and nothing else; they are in the log of its process."""
 
 VERSIONS = range(16, 26)
 """Versions of the protocol that this server knows."""
