@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgpack
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pathways_lab.core.program import wellformed
 from pathways_lab.core.program.bundles import (
     Ranges,
     apart,
@@ -18,6 +21,8 @@ from pathways_lab.core.program.bundles import (
     may_have_bundles,
     with_bundles,
 )
+from pathways_lab.core.program.concatenate import Part, in_series
+from pathways_lab.core.program.folding import Folded, folded, laid_out
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.legality import check_plan
 from pathways_lab.core.program.lowering import planned
@@ -207,3 +212,38 @@ def test_a_bundle_is_never_transferred() -> None:
     failure = check_values(plan, {SLICE: 2}, {})
     assert failure is not None
     assert "transfers a bundle" in failure.message
+
+
+def series(calls: int, arrays: int = 300) -> Plan:
+    """Calls, each of which takes the bundle that the one before it made, as they arrive."""
+    one = with_bundles(one_call(arrays, arrays), ((0, arrays),), ((0, arrays),))
+    parts = [Part(one, ((number - 1, 0),), ()) for number in range(calls)]
+    plan = in_series("f", [replace(parts[0], sources=((-1, 0),)), *parts[1:]])
+    return laid_out(unpack(Folded, msgpack.unpackb(msgpack.packb(pack(folded(plan))))))
+
+
+def test_a_bundle_is_described_once_however_many_values_are_like_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    whole = wellformed.wrong_leaves
+    monkeypatch.setattr(
+        wellformed, "wrong_leaves", lambda *all: looked.append(len(all[0])) or whole(*all)
+    )
+    for calls in (2, 8):
+        plan = series(calls)
+        assert len(plan.values) == calls + 1
+        assert len(msgpack.packb(pack(folded(plan)))) < len(msgpack.packb(pack(plan.values[0]))) * 3
+        assert check_values(plan, {SLICE: 2}, {}) is None
+    assert looked == [300] * 4, "the bundle that a call takes, and the one that it makes"
+
+
+def test_a_call_that_takes_what_another_makes_is_looked_at_too() -> None:
+    one = one_call(1, 1)
+    (step,) = one.steps
+    known = {("f", SLICE): types(one)}
+    for inputs, outputs in (((0, 1), ()), ((), (0, 1)), ((), ())):
+        other = replace(step, node=replace(step.node, inputs=inputs, outputs=outputs))
+        failure = check_values(replace(one, steps=(step, other)), {SLICE: 2}, known)
+        assert failure is not None
+        assert "other arguments or results" in failure.message

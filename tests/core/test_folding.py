@@ -151,9 +151,9 @@ def wrong_forms() -> dict[str, Folded]:
     def with_turns(changed: Turns) -> Folded:
         return replace(form, steps=(*form.steps[:at], changed, *form.steps[at + 1 :]))
 
-    apart = [part.values * part.times for part in form.values]
-    flat = [value for part in apart for value in part]
-    last = replace(flat[-1], slice=9 - (flat[-1].slice or 0))
+    flat = [kind for part in form.values for kind in part.kinds * part.times]
+    last = replace(form.kinds[flat[-1]], slice=9 - (form.kinds[flat[-1]].slice or 0))
+    new = len(form.kinds)
     return {
         "too many": with_turns(replace(turns, times=1 << 40)),
         "none": with_turns(replace(turns, times=0)),
@@ -161,7 +161,11 @@ def wrong_forms() -> dict[str, Folded]:
         "other strides": with_turns(replace(turns, strides=turns.strides[1:])),
         "other numbers": with_turns(replace(turns, strides=((1,) * 9, *turns.strides[1:]))),
         "values that are not there": replace(form, values=form.values[:1]),
-        "other slices": replace(form, values=(Values((*flat[:-9], *[last] * 9), 1),)),
+        "other slices": replace(
+            form, kinds=(*form.kinds, last), values=(Values((*flat[:-9], *[new] * 9), 1),)
+        ),
+        "a kind that is not there": replace(form, values=(Values((*flat[:-1], new), 1),)),
+        "a kind before the first": replace(form, values=(Values((*flat[:-1], -1), 1),)),
     }
 
 

@@ -15,7 +15,7 @@ from pathways_lab.executor.actions import Report
 from pathways_lab.executor.device_memory import Memory
 from pathways_lab.runtime.host import reports as module
 from pathways_lab.runtime.host.host_records import Story
-from pathways_lab.runtime.host.reports import PERIOD, QUICK, Reports
+from pathways_lab.runtime.host.reports import PERIOD, QUICK, STORY, Reports
 from pathways_lab.sim.machine import Costs
 from pathways_lab.timeline.records import Event, Sample, Span
 from pathways_lab.transport import record_encoding
@@ -238,6 +238,29 @@ def test_while_something_is_under_way_somebody_looks(desk: Desk) -> None:
     assert desk.looks == 4
 
 
+@pytest.mark.parametrize("idle", [False, True])
+def test_records_alone_wait_for_an_end_while_work_is_under_way(desk: Desk, idle: bool) -> None:
+    say_over(desk, 1, 0, 0.5)
+    desk.reports.due()
+    desk.sent.clear()
+    desk.launcher.idle = idle
+    for number in range(9):
+        desk.pass_time(PERIOD / 2)
+        desk.reports.record(Event("launched", desk.now, "i", "i/h", run=number))
+        desk.reports.due()
+    assert len(desk.sent) == (9 if idle else 0)
+    say_over(desk, 1, 1, 0.5)
+    desk.reports.due()
+    desk.pass_time(PERIOD)
+    assert sum(len(fields["records"]) for fields in desk.sent) == 9
+    desk.sent.clear()
+    desk.reports.record(Event("launched", desk.now, "i", "i/h", run=10))
+    desk.reports.due()
+    for _ in range(round(STORY / PERIOD) + 1):
+        desk.pass_time(PERIOD)
+    assert len(desk.sent) == 1, "nothing ends for long, and somebody may look"
+
+
 def test_gangs_are_written_together_and_read_one_by_one(desk: Desk) -> None:
     about = record_encoding.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
     for step in range(3):
@@ -273,12 +296,14 @@ def test_memory_is_sampled_when_it_changes_and_not_too_often(desk: Desk) -> None
     desk.reports.flush()
     assert len(samples()) == 2, "too soon"
     desk.pass_time(2 * module.MEMORY_PERIOD)  # and it comes by itself
+    desk.pass_time(STORY)
     assert samples()[2:] == [(1, 30.0)]
     desk.launcher.idle = True  # the last value is not withheld for ever
     desk.memory.give((0,), 10)
     desk.memory.give((1,), 30)
     desk.reports.flush()
     desk.pass_time(2 * module.MEMORY_PERIOD)
+    desk.pass_time(STORY)
     assert samples()[3:] == [(0, 0.0), (1, 0.0)]
 
 

@@ -3,7 +3,8 @@
 Problem: a loop has a number of turns at most, and its plan says each of them.  Turns differ in
 nothing but the numbers of their values, which grow by as much from each turn to the next.
 So a plan travels with one turn of each loop, and a process that takes it lays out a step
-when the step is looked at, and keeps few of them.
+when the step is looked at, and keeps few of them.  Many values are alike, and a bundle of
+hundreds of arrays takes kilobytes to describe: each description travels once.
 
 How: :func:`folded` looks for neighbours that are alike, whoever wrote them; it knows no loops.
 A loop inside of a loop is laid out in the turn of the outer one.  The first turns and the last
@@ -23,7 +24,7 @@ import functools
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
@@ -52,9 +53,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The same values *times* so many times."""
+    """The same values *times* so many times.  kinds: of each, its place in the plan's kinds."""
 
-    values: tuple[Value, ...]
+    kinds: tuple[int, ...]
     times: int
 
 
@@ -74,10 +75,14 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A plan as it travels, see :class:`~pathways_lab.core.program.program.Plan`."""
+    """A plan as it travels, see :class:`~pathways_lab.core.program.program.Plan`.
+
+    kinds: the descriptions of its values, each once.
+    """
 
     key: str
     name: str
+    kinds: tuple[Value, ...]
     values: tuple[Values, ...]
     steps: tuple[Turns, ...]
     inputs: tuple[ValueId, ...]
@@ -191,7 +196,7 @@ def fold(plan: Plan) -> Plan:
     if all(part.times == 1 for part in turns):
         return plan
     grown = Counter(by for part in turns for strides in part.strides for by in strides if by > 0)
-    parts = [(v.values, v.times) for v in _fold_values(tuple(plan.values), grown)]
+    parts = list(_fold_values(tuple(plan.values), grown))
     return replace(plan, values=Row(parts), steps=Steps(turns))
 
 
@@ -199,10 +204,13 @@ def folded(plan: Plan) -> Folded:
     """The form in which a plan travels: turns that it holds once are in it once."""
     values = plan.values
     parts = values.parts if isinstance(values, Row) else [(values, 1)] if values else []
+    kinds, numbers = numbered([value for items, _ in parts for value in items])
+    rest = iter(numbers)
     return Folded(
         plan.key,
         plan.name,
-        tuple([Values(tuple(items), times) for items, times in parts]),
+        kinds,
+        tuple([Values(tuple(itertools.islice(rest, len(items))), times) for items, times in parts]),
         parts_of(plan.steps),
         plan.inputs,
         plan.outputs,
@@ -217,14 +225,16 @@ def laid_out(form: Folded, at_once: bool = False) -> Plan:
     """
     sizes = {
         "steps": [(len(part.steps), part.times) for part in form.steps],
-        "values": [(len(part.values), part.times) for part in form.values],
+        "values": [(len(part.kinds), part.times) for part in form.values],
     }
     for what, parts in sizes.items():
         if any(times < 1 or not 0 < size <= MOST for size, times in parts):
             raise ValueError(f"its {what} have a turn without content, or none")
         if sum([size * times for size, times in parts]) > MOST:
             raise ValueError(f"it has more than {MOST:,} {what}")
-    values = Row([(part.values, part.times) for part in form.values])
+    if any(min(part.kinds) < 0 or max(part.kinds) >= len(form.kinds) for part in form.values):
+        raise ValueError("it describes not all of its values")
+    values = Row([(tuple([form.kinds[k] for k in p.kinds]), p.times) for p in form.values])
     named = 0
     for part in form.steps:
         if len(part.steps) != len(part.strides):
@@ -296,18 +306,38 @@ def _alike(step: Step, strides: tuple[int, ...], times: int, values: Row[Value])
 # --- looking for turns ---------------------------------------------------------------------
 
 
-def _fold_values(values: tuple[Value, ...], lengths: Counter[int]) -> Iterator[Values]:
-    """lengths: by which the numbers of values grow, turn by turn, with how often they do."""
-    names: dict[Hashable, int] = {}
-    kinds = [names.setdefault(value, len(names)) for value in values]
+def numbered(values: Iterable[Value]) -> tuple[tuple[Value, ...], list[int]]:
+    """The kinds of values, and of each value its kind.
+
+    A value that is there many times is looked at once.
+    """
+    kinds: dict[Value, int] = {}
+    known: dict[int, int] = {}
+    numbers = []
+    for value in values:
+        number = known.get(id(value))
+        if number is None:
+            number = known[id(value)] = kinds.setdefault(value, len(kinds))
+        numbers.append(number)
+    return tuple(kinds), numbers
+
+
+def _fold_values(
+    values: tuple[Value, ...], lengths: Counter[int]
+) -> Iterator[tuple[tuple[Value, ...], int]]:
+    """Values, and how often they come.
+
+    lengths: by which the numbers of values grow, turn by turn, with how often they do.
+    """
+    _, kinds = numbered(values)
     at = 0
     for first, length, times in _repeated(kinds, (), lengths):
         if at < first:
-            yield Values(values[at:first], 1)
-        yield Values(values[first : first + length], times)
+            yield values[at:first], 1
+        yield values[first : first + length], times
         at = first + length * times
     if at < len(values):
-        yield Values(values[at:], 1)
+        yield values[at:], 1
 
 
 def _fold_steps(plan: Plan, steps: tuple[Step, ...]) -> Iterator[Turns]:

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pathways_lab.core.errors import PathwaysError, refused
+from pathways_lab.core.program.folding import numbered
 from pathways_lab.core.program.layout import Layout, shard_shape
 from pathways_lab.core.program.legality import (
     check_plan,
@@ -254,7 +255,8 @@ def planned(program: Program) -> Plan:
         "", program.name, program.values, steps, program.inputs, program.outputs,
         tuple(sorted(touched)),
     )  # fmt: skip
-    return replace(plan, key=hashlib.sha256(repr(plan).encode()).hexdigest()[:32])
+    content = replace(plan, values=()), *numbered(plan.values)
+    return replace(plan, key=hashlib.sha256(repr(content).encode()).hexdigest()[:32])
 
 
 def _slice(value: Value) -> SliceId:

@@ -13,7 +13,7 @@ Paper: section 4.3 (legality of the lowered program).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
@@ -57,9 +57,11 @@ def check_values(
     devices: of the slices that are known.  functions: those that are announced; others are
     refused elsewhere, as are values and slices that do not exist.
     """
+    looked: set[int] = set()
     for number, value in enumerate(plan.values):
-        if value.layout is None:
+        if value.layout is None or id(value) in looked:
             continue
+        looked.add(id(value))
         count = devices.get(value.slice) if value.slice is not None else None
         leaves = _leaves(value)
         wrong = wrong_leaves(leaves, count)
@@ -76,8 +78,18 @@ def check_values(
                 "lower the program with pathways_lab.core.program.lowering.lower",
                 program=plan.name,
             )
+    alike: set[tuple[object, ...]] = set()
     for node in (step.node for step in plan.steps):
-        wrong = _wrong_node(plan, node, functions)
+        named = inputs_of(node), outputs_of(node)
+        if any(not 0 <= v < len(plan.values) for numbers in named for v in numbers):
+            continue  # legality says it
+        given, made = ([plan.values[v] for v in numbers] for numbers in named)
+        called = (node.function, node.slice) if isinstance(node, Call) else ()
+        kind = called, len(given), *map(id, given), *map(id, made)
+        if kind in alike:
+            continue
+        alike.add(kind)
+        wrong = _wrong_node(node, given, made, functions)
         if wrong:
             return Failure(
                 "refused", f"node {node.name!r} {wrong}", program=plan.name, node=node.name,
@@ -90,23 +102,25 @@ def check_values(
     return None
 
 
-def _wrong_node(plan: Plan, node: Node, functions: Mapping[FunctionKey, Types]) -> str:
-    values = (*inputs_of(node), *outputs_of(node))
-    if any(not 0 <= v < len(plan.values) for v in values):
-        return ""  # legality says it
-    if any(plan.values[v].layout is None for v in values):
+def _wrong_node(
+    node: Node,
+    given: Sequence[Value],
+    made: Sequence[Value],
+    functions: Mapping[FunctionKey, Types],
+) -> str:
+    values = [*given, *made]
+    if any(value.layout is None for value in values):
         return "has arguments or results without a layout"
-    given = [leaf for v in inputs_of(node) for leaf in _leaves(plan.values[v])]
-    made = [leaf for v in outputs_of(node) for leaf in _leaves(plan.values[v])]
+    taken, given_back = ([leaf for v in end for leaf in _leaves(v)] for end in (given, made))
     if not isinstance(node, Call):
-        if any(plan.values[v].leaves for v in values):
+        if any(value.leaves for value in values):
             return "transfers a bundle"
-        alike = {(leaf[0], leaf[1]) for leaf in (*given, *made)}
+        alike = {(leaf[0], leaf[1]) for leaf in (*taken, *given_back)}
         return "" if len(alike) == 1 else "changes the shape or type of what it transfers"
     types = functions.get((node.function, node.slice))
     if types is None:
         return ""
-    if given != list(types.inputs) or made != list(types.outputs):
+    if taken != list(types.inputs) or given_back != list(types.outputs):
         return "has other arguments or results than its compiled function"
     return ""
 

@@ -5,7 +5,9 @@ last one.  So events are collected and sent in one message: every :data:`PERIOD`
 while work is under way, within :data:`QUICK` of a run's end or of an end that the
 next grants wait for, and at once when the host is idle or has sent nothing for that
 long.  The end of a run of which the host has told the waiting client hurries nobody:
-it travels with the next report, a :data:`PERIOD` later at most.
+it travels with the next report, a :data:`PERIOD` later at most.  Records that are no more than
+the story of what goes on wait for the next report, too, while work is under way, for
+:data:`STORY` at most.
 
 Rule for maintainers: in the reactor's thread only.
 
@@ -31,6 +33,7 @@ from pathways_lab.transport.codec import pack_fields
 
 PERIOD = 0.020
 QUICK = 0.001
+STORY = 0.100
 MEMORY_PERIOD = 0.050
 """Seconds between two samples of the memory while it changes."""
 
@@ -147,11 +150,12 @@ class Reports:
         self._prompt -= self._runs_over
         # The core waits for uploads and parked values, whatever is launched meanwhile.
         needed = bool(self._resident or self._parked)
+        period = PERIOD if self._news or self._runs_over else STORY
         if self._decided:
             self.flush()
         elif not heard or waited_for or needed:
             self._over |= bool(self._runs_over) or waited_for
-            if (now or needed) and (since >= PERIOD or idle or (self._over and since >= QUICK)):
+            if (now or needed) and (since >= period or idle or (self._over and since >= QUICK)):
                 self.flush()
             elif (self._over or idle) and not self._hurried:
                 self._hurried = True
@@ -163,9 +167,18 @@ class Reports:
             self._waiting = True
             self._later(PERIOD, self._period)
 
+    @property
+    def _news(self) -> bool:
+        """Whether there is anything that the core must hear."""
+        return bool(
+            self._ends or self._resident or self._compiled or self._parked or self._moved
+            or self._decided
+        )  # fmt: skip
+
     def _period(self) -> None:
         self._waiting = False
-        self.flush()
+        if self._news or self._launcher.idle:
+            self.flush()
         if not self._launcher.idle:
             self.due()
 
@@ -174,10 +187,7 @@ class Reports:
         self._sample_memory()
         # Also when there is nothing: a timer that found nothing is over too.
         self._hurried = False
-        if not (
-            self._ends or self._resident or self._compiled or self._records
-            or self._ended or self._parked or self._moved or self._decided
-        ):  # fmt: skip
+        if not (self._news or self._records or self._ended):
             return
         report = HostReport(
             0.0,
@@ -206,7 +216,8 @@ class Reports:
 
     def _sample_later(self) -> None:
         self._sampling = False
-        self.flush()
+        self._sample_memory()
+        self.due()
 
     def _sample_memory(self) -> None:
         memory, before = self._memory, self._sampled
