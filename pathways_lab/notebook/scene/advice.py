@@ -116,7 +116,7 @@ _CAUSES = {
     ),
     MEMORY: ("memory is full", "drop handles, donate inputs, or use more devices"),
     NOTHING: (
-        "{} waits for each call of {} before it makes the next one",
+        "{} waits{} for each call of {} before it makes the next one",
         "make the next calls before you wait for a result, and they overlap",
     ),
     TURN: ("the lab's policy lets other clients go first", "lab.policy can prefer others"),
@@ -133,7 +133,7 @@ _COMES_LATE = (
 )
 """The same where devices of all islands have nothing to do."""
 
-_MOVING = "transfers hold up each call of {}, {:.0f} % of the time while no device computes"
+_MOVING = "transfers hold up {} call of {}, {:.0f} % of the time while no device computes"
 """The words for a client that waits for each call where bytes are on their way for most of it."""
 
 _OVERLAP = TRANSFER, DISPATCH, INPUT
@@ -156,7 +156,7 @@ def advice(scene: Scene, now: float) -> str:
     moving = _moving(scene, start, end) if client else 0.0
     # The share that it has, how busy its devices are, and an island that another computation holds
     # up, "" where the cause is another one.
-    found: list[tuple[float, float, str, Callable[[], str]]] = [
+    found: list[tuple[float, float, str, Callable[..., str]]] = [
         (share, 0.0, "", partial(_in_turn, scene, *pair, start, end))
         for pair, (share, _) in _shared(scene, since, end).items()
         if share > WORTH
@@ -186,14 +186,20 @@ def advice(scene: Scene, now: float) -> str:
         elif client and cause in _OVERLAP:
             cause, share = NOTHING, lately.share(*_OVERLAP) + lately.nothing
             first, remedy = _CAUSES[cause]
-            program = client.program + (lined(client.waited) or line_of(scene, client.program))
-            first = first.format(client.client, program)
+            program, of = client.program, ""
             if moving > HALF * (1.0 - time.busy):
-                first = _MOVING.format(program, 100 * moving)
+                node = _before(scene, start, "", TRANSFER)
+                what = f"{node} in each" if node else "each"
+                first = _MOVING.format(what, program, 100 * moving)
                 remedy = f"{_CAUSES[TRANSFER][1]}; {remedy}"
             elif lately.share(INPUT) > HALF * lately.share(*MARKS):
                 remedy += "; more microbatches in each fill it, too"
-            tell = partial(_told, first, remedy, island, time)
+                node = _before(scene, start, island, INPUT)
+                of = f" (mostly before {node})" * bool(node)
+            if first is _CAUSES[cause][0]:
+                program += line_of(scene, program) * (not client.waited)
+                first = first.format(client.client, lined(client.waited), program)
+            tell = partial(_told, first, remedy, island, time, of=of)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)
         if max(share, lately.share(*WAITS)) > WORTH:
@@ -211,8 +217,9 @@ def advice(scene: Scene, now: float) -> str:
     kind, rows = WAITS.index(INPUT), _rows(scene, other)
     bars = [bar for bar in open_waits(scene, now) if bar.kind == kind and bar.row in rows]
     bars += _newest(scene, start + scene.origin, other, kind)
-    if slow[1] < WORTH * max((bar.end - bar.start for bar in bars), default=0.0):
-        return said()
+    longest = max((bar.end - bar.start for bar in bars), default=0.0)
+    if slow[1] < WORTH * longest:
+        return said(*slow[:2]) if slow[1] > SEEN * longest else said()
     return _late(*slow, f"{other} waits for its results, too")
 
 
@@ -263,8 +270,21 @@ def _late(host: str, by: float, *more: str) -> str:
     )
 
 
-def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[str, Spent]) -> str:
-    """The sentence about a cause for which devices of an island wait."""
+def _before(scene: Scene, start: float, island: str, cause: str) -> str:
+    """The computation before which an island ("": any) waits longest for a cause, and its line."""
+    bars = _newest(scene, start + scene.origin, island, WAITS.index(cause))
+    node = _most((bar.node, bar.busy) for bar in bars)
+    return node + line_of(scene, node) if node else ""
+
+
+def _held_up(
+    scene: Scene, start: float, island: str, cause: str, times: dict[str, Spent],
+    host: str = "", by: float = 0.0,
+) -> str:  # fmt: skip
+    """The sentence about a cause for which devices of an island wait.
+
+    host: what they wait for ends there later than elsewhere, by so many seconds; "": nowhere.
+    """
     kind = WAITS.index(cause)
     bars = _newest(scene, start + scene.origin, island, kind)
     first, remedy = _CAUSES[cause]
@@ -281,7 +301,11 @@ def _held_up(scene: Scene, start: float, island: str, cause: str, times: dict[st
                 f"call {ready.node}{lined(ready.line) or line_of(scene, ready.node)} before"
                 f" {bar.node} in the program: it has its inputs earlier, and computes meanwhile"
             )
-    if uneven := _uneven(scene, times):
+    uneven = _uneven(scene, times)
+    if host:
+        first = f"{uneven or first}, and {host} ends up to {duration(by, 2)} late"
+        remedy = f"a slice without {host} helps at once, and {remedy}"
+    elif uneven:
         first, remedy = uneven, f"stages of equal length wait less, and {remedy}"
     return _told(first, remedy, island, times[island], cause, about)
 
