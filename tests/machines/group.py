@@ -79,7 +79,7 @@ def hear(client: subprocess.Popen[str]) -> dict[str, Any]:
         if line.startswith("{"):
             found: dict[str, Any] = json.loads(line)
             return found
-        print("   ", line.rstrip()[:200], flush=True)
+        print("   ", line.rstrip()[:2000], flush=True)
     raise RuntimeError("a client has ended")
 
 

@@ -15,7 +15,14 @@ import pytest
 from pathways_lab.runtime.cluster import dask_private
 from pathways_lab.runtime.control_plane.directory import HostSeen, Registry
 from pathways_lab.runtime.islands import tls_tunnel
-from pathways_lab.runtime.islands.tls_tunnel import Tunnel, carry, let_in, own_address, owner_of
+from pathways_lab.runtime.islands.tls_tunnel import (
+    Tunnel,
+    carry,
+    let_in,
+    own_address,
+    own_calls,
+    owner_of,
+)
 from pathways_lab.transport.handshake import Refused, stream
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
@@ -135,7 +142,7 @@ def test_gloos_own_port_is_shut_but_for_what_a_tunnel_brings(
     pems: dict[str, str], door: socket.socket
 ) -> None:
     tunnel = Tunnel(lambda host: pytest.fail(f"{host} was called"))
-    tunnel.shut(door.getsockname())
+    tunnel.shut(door.getsockname(), devices=1)
     assert not calls(door)
     here, there = sealed_pair(pems)
     tunnel.admit(there, "west/two", door.getsockname())
@@ -150,6 +157,47 @@ def test_gloos_own_port_is_shut_but_for_what_a_tunnel_brings(
     assert not calls(door)
     tunnel.open()
     assert calls(door)
+
+
+def test_devices_of_one_host_connect_to_each_other_past_a_tunnel_that_carries(
+    pems: dict[str, str], door: socket.socket
+) -> None:
+    tunnel = Tunnel(lambda host: pytest.fail(f"{host} was called"))
+    tunnel.shut(door.getsockname(), devices=3)
+    door.settimeout(10)
+    inside = [socket.socket() for _ in range(3)]
+    for end in inside:
+        end.setblocking(False)
+        end.connect_ex(door.getsockname())
+    here, there = sealed_pair(pems)
+    tunnel.admit(there, "west/two", door.getsockname())
+    caller = carried(here)
+    came = [door.accept()[0] for _ in range(4)]
+    ends = {end.getpeername() for end in came}
+    assert {end.getsockname() for end in inside} < ends
+    caller.sendall(b"hello")
+    (other,) = (end for end in came if end.getpeername() not in {e.getsockname() for e in inside})
+    other.settimeout(10)
+    assert other.recv(10) == b"hello"
+    tunnel.close()
+    for end in (*inside, *came, caller):
+        end.close()
+
+
+def test_calls_from_inside_are_known_until_they_are_accepted(door: socket.socket) -> None:
+    own = door.getsockname()
+    let_in(door)
+    assert own_calls(own) == set()
+    with socket.socket() as one:
+        one.setblocking(False)
+        one.connect_ex(own)
+        end = one.getsockname()
+        assert own_calls(own) == own_calls(own, {end, ("127.0.0.1", 9)}) == {end}
+        let_in(door, end)
+        door.settimeout(10)
+        came, _ = door.accept()
+        assert own_calls(own, {end}) == set()
+        came.close()
 
 
 def test_a_tunnel_takes_connections_of_its_own_account_alone(

@@ -166,6 +166,7 @@ class Joint:
     def _form(self, agent: Any) -> dict[tuple[str, int], Any]:
         formation, ranks = self.formation, range(len(self.formation.parts))
         interface = self._interface or own_address()
+        own = len(formation.parts[self.rank][1])
         with _listening, giving_way():
             before = disconnect.listeners()
             collectives = jax_private.cpu_collectives(agent, interface)
@@ -174,13 +175,12 @@ class Joint:
             # Nobody else has this address.
             ours = {each for each in ours if each[0] == interface}
             (self._own,) = ours
-            self._tunnel.shut(self._own)
+            self._tunnel.shut(self._own, own)
         elif len(ours) != 1:
             # Somebody else began to listen just now: rather not severed than the wrong ones.
             ours = set()
         told = " ".join(f"{port}@{at}" for at, port in ours)
         agent.key_value_set(f"lab/{self.rank}", f"{told}\n{machine()}")
-        own = len(formation.parts[self.rank][1])
         with giving_way():
             client = jax_private.make_joint_cpu_client(
                 agent, collectives, self.rank, len(formation.parts), own

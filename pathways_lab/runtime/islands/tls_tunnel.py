@@ -12,6 +12,8 @@ lab's key.  There it is carried on to Gloo.  Hosts of one machine connect to eac
 Other accounts of a machine reach its loopback, too.  The tunnel takes connections of its own
 account alone.  Where no other host of the formation is on this machine, the system drops
 everything that comes to Gloo's own port but the connection that the tunnel makes at that moment.
+Devices of one host connect to each other there, too: the system drops the first word of such a
+connection, and the tunnel lets in the second one, a second later.
 
 Rule for maintainers: Linux only, see :func:`why_clear`.  One TLS object is never used by two
 threads at once.  A tunnel adds nothing to what it carries, and waits for one end at most, so the
@@ -32,7 +34,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import cast
 
@@ -47,7 +49,9 @@ _RECORD = 1 << 14
 _GREETING_SECONDS = 10.0
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
 """The numbers of Linux for the filter of a socket; Python has no names for them."""
-_NOBODY = ("0.0.0.0", 0)
+_SYN_SENT, _ESTABLISHED = "02", "01"
+_WATCH_SECONDS = 0.2
+"""The system says a connection's first word again after 1, 3 and 7 s."""
 Reach = Callable[[str], ssl.SSLSocket]
 """A stream to a host, of one formation; waits.  Raises OSError and what the handshake raises."""
 
@@ -74,7 +78,10 @@ class Tunnel:
         self._reach = reach
         self._doors: list[socket.socket] = []
         self._lone: socket.socket | None = None
+        self._inside: set[Endpoint] = set()
+        """Ends of connections of this process to itself that Gloo has not accepted yet."""
         self._calling = threading.Lock()
+        self._closed = threading.Event()
 
     def stand_for(self, host: str, at: Endpoint) -> None:
         """Take connections at the address of a host on another machine, and carry them there.
@@ -93,17 +100,23 @@ class Tunnel:
         self._doors.append(door)
         _start(self._take, door, host)
 
-    def shut(self, own: Endpoint) -> None:
-        """From now on nobody but this tunnel is let in at Gloo's own address."""
+    def shut(self, own: Endpoint, devices: int) -> None:
+        """From now on nobody but this tunnel is let in at Gloo's own address.
+
+        devices: of this host in the formation; several of them connect to each other there.
+        """
         self._lone = listener_at(own)
-        let_in(self._lone, _NOBODY)
+        let_in(self._lone)
+        if devices > 1:
+            _start(self._watch, own)
 
     def open(self) -> None:
         """Let in whoever comes to Gloo's own address, since a host of this machine is to come."""
-        if self._lone is not None:
-            self._lone.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
-            self._lone.close()
-            self._lone = None
+        with self._calling:
+            if self._lone is not None:
+                self._lone.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+                self._lone.close()
+                self._lone = None
 
     def admit(self, sealed: ssl.SSLSocket, host: str, own: Endpoint) -> None:
         """Carry a stream of another host to Gloo, which listens at *own*; at once."""
@@ -119,6 +132,7 @@ class Tunnel:
 
     def close(self) -> None:
         """Take no connections any more; those that are end with Gloo's own.  Again is fine."""
+        self._closed.set()
         for door in self._doors:
             with contextlib.suppress(OSError):
                 door.shutdown(socket.SHUT_RDWR)
@@ -147,6 +161,16 @@ class Tunnel:
             return
         self._carry(plain, sealed, host)
 
+    def _watch(self, own: Endpoint) -> None:
+        while not self._closed.wait(_WATCH_SECONDS):
+            with self._calling:
+                if self._lone is None:
+                    return
+                inside = own_calls(own, self._inside)
+                if inside != self._inside:
+                    self._inside = inside
+                    let_in(self._lone, *inside)
+
     def _call(self, own: Endpoint) -> socket.socket:
         sock = socket.socket()
         _at_once(sock)
@@ -155,11 +179,11 @@ class Tunnel:
                 if self._lone is not None:
                     # It has this address and port alone, so nobody else can call from there.
                     sock.bind((own_address(), 0))
-                    let_in(self._lone, caller := sock.getsockname())
+                    let_in(self._lone, caller := sock.getsockname(), *self._inside)
                 sock.connect(own)
                 if self._lone is not None:
                     _wait_accepted(own, caller)
-                    let_in(self._lone, _NOBODY)
+                    let_in(self._lone, *self._inside)
         except OSError:
             sock.close()
             raise
@@ -293,31 +317,49 @@ def _as_listed(endpoint: Endpoint) -> str:
     return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
 
 
+def _from_listed(end: str) -> Endpoint:
+    host, _, port = end.partition(":")
+    return socket.inet_ntoa(int(host, 16).to_bytes(4, sys.byteorder)), int(port, 16)
+
+
+def own_calls(own: Endpoint, known: Collection[Endpoint] = ()) -> set[Endpoint]:
+    """Ends of this account's connections to *own* that begin, and of *known* ones until *own* has
+    accepted them."""
+    rows, listed = _connections(), _as_listed(own)
+    accepted = {row[2] for row in rows if row[1] == listed and row[3] == _ESTABLISHED}
+    found = set()
+    for _, here, there, state, _, _, _, account, *_ in rows:
+        if there == listed and account == str(os.getuid()):
+            end = _from_listed(here)
+            if state == _SYN_SENT or (end in known and here not in accepted):
+                found.add(end)
+    return found
+
+
 def _wait_accepted(own: Endpoint, caller: Endpoint) -> None:
     """The last word of a connection's handshake, too, passes the filter of the listening socket."""
-    wanted, end = [_as_listed(own), _as_listed(caller), "01"], time.monotonic() + 1.0
+    wanted = [_as_listed(own), _as_listed(caller), _ESTABLISHED]
+    end = time.monotonic() + 1.0
     while not any(row[1:4] == wanted for row in _connections()):
         if time.monotonic() > end:
             raise ConnectionError(f"{own[0]}:{own[1]} does not take a connection")
         time.sleep(0.001)
 
 
-def let_in(listener: socket.socket, caller: Endpoint) -> None:
+def let_in(listener: socket.socket, *callers: Endpoint) -> None:
     """From now on the system drops what comes to a listening socket (IPv4) from anywhere else."""
-    address = int.from_bytes(socket.inet_aton(caller[0]), "big")
     load_word, load_half, if_equal, answer = 0x20, 0x28, 0x15, 0x06
     network_header = (1 << 32) - 0x100000
-    program = b"".join(
-        struct.pack("=HBBI", *line)
-        for line in (
+    lines = []
+    for host, port in callers:
+        lines += [
             (load_word, 0, 0, network_header + 12),
-            (if_equal, 0, 3, address),
+            (if_equal, 0, 3, int.from_bytes(socket.inet_aton(host), "big")),
             (load_half, 0, 0, 0),
-            (if_equal, 0, 1, caller[1]),
+            (if_equal, 0, 1, port),
             (answer, 0, 0, 0xFFFFFFFF),
-            (answer, 0, 0, 0),
-        )
-    )
+        ]
+    program = b"".join(struct.pack("=HBBI", *line) for line in [*lines, (answer, 0, 0, 0)])
     memory = ctypes.create_string_buffer(program, len(program))
     what = struct.pack("HP", len(program) // 8, ctypes.addressof(memory))
     listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, what)
