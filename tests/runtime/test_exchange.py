@@ -254,7 +254,7 @@ def test_without_early_pieces_or_news_of_lost_links_a_transfer_does_not_end(
     monkeypatch: pytest.MonkeyPatch, name: str, without: Any
 ) -> None:
     monkeypatch.setattr(Exchange, name, without)
-    assert "ended 0 times" in {broken(seed) for seed in range(10)}
+    assert any(broken(seed) == "ended 0 times" for seed in range(10))
 
 
 @pytest.mark.parametrize("rows", [(-1, 0), (0, 9), (2, 1)])

@@ -108,9 +108,10 @@ class Row(Sequence[T], Generic[T]):
     def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
         if isinstance(at, slice):
             return tuple([self._item(index) for index in range(*at.indices(len(self)))])
-        if not -len(self) <= at < len(self):
+        size = self.starts[-1]
+        if not -size <= at < size:
             raise IndexError(at)
-        return self._item(at % len(self))
+        return self._item(at % size)
 
     def __iter__(self) -> Iterator[T]:
         for items, times in self.parts:
@@ -131,8 +132,9 @@ class Row(Sequence[T], Generic[T]):
         return part, turn, place
 
     def _item(self, index: int) -> T:
-        part, _, place = self.where(index)
-        return self.parts[part][0][place]
+        part = bisect.bisect_right(self.starts, index) - 1
+        items = self.parts[part][0]
+        return items[(index - self.starts[part]) % len(items)]
 
 
 class Steps(Row[Step]):
