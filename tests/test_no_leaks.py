@@ -7,6 +7,7 @@ notebook does not make the tests fail, committing its outputs does), else files.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -29,10 +30,15 @@ INDEX_HOSTS = re.compile(
 )
 
 
-def git(*arguments: str) -> bytes | None:
-    """Output of a git command in the repository; None without git or repository."""
+def git(*arguments: str, asked: bytes = b"") -> bytes | None:
+    """Output of a git command in the repository; None without git or repository.
+
+    asked: its input.
+    """
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], input=asked, capture_output=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout
@@ -48,12 +54,14 @@ def published() -> dict[str, str]:
             if path.is_file() and not any(part.startswith(".") for part in path.parts)
         ]
         return {n: (ROOT / n).read_text() for n in names if Path(n).suffix not in BINARY}
-    texts = {}
-    for name in filter(None, listed.decode().split("\0")):
-        if Path(name).suffix not in BINARY:
-            content = git("show", f":{name}")
-            assert content is not None, name
-            texts[name] = content.decode()
+    names = [n for n in listed.decode().split("\0") if n and Path(n).suffix not in BINARY]
+    stored = git("cat-file", "--batch", asked="".join(f":{name}\n" for name in names).encode())
+    assert stored is not None
+    rest, texts = io.BytesIO(stored), {}
+    for name in names:
+        *_, size = rest.readline().split()
+        texts[name] = rest.read(int(size)).decode()
+        assert rest.read(1) == b"\n", name
     return texts
 
 

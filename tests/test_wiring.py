@@ -93,12 +93,17 @@ MESSAGES = 63
 """Events and commands of the core: it only becomes less, as what asks shares one answer."""
 
 
-def test_constructors_take_few_collaborators():
-    assert crowds(classes(ROOT)) == MORE_BY_REVIEW
+@pytest.fixture(scope="module")
+def ours() -> list[ast.ClassDef]:
+    return classes(ROOT)
 
 
-def test_no_function_waits_for_an_attribute():
-    assert crossed(classes(ROOT)) == []
+def test_constructors_take_few_collaborators(ours):
+    assert crowds(ours) == MORE_BY_REVIEW
+
+
+def test_no_function_waits_for_an_attribute(ours):
+    assert crossed(ours) == []
 
 
 def test_the_core_has_few_messages():
