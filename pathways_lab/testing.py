@@ -319,15 +319,19 @@ class Script:
         client: str = "kernel-1",
         priority: int = 0,
         data: Mapping[str, Any] | None = None,
+        dropped: tuple[int, ...] = (),
     ) -> Submitted:
-        """Run a plan; inputs are buffers, None for small arguments.  data: for policies."""
+        """Run a plan; inputs are buffers, None for small arguments.  data: for policies.
+
+        dropped: handles that the client drops with it.
+        """
         run = self._number()
         outputs = tuple(self._number() for _ in plan.outputs)
         given = tuple(inputs) if inputs is not None else (None,) * len(plan.inputs)
         self.send(
             m.RunSubmitted(
                 self.time, "submit", client, run, plan.key, given, outputs, priority,
-                tuple(sorted((data or {}).items())),
+                tuple(sorted((data or {}).items())), dropped=dropped,
             )
         )  # fmt: skip
         return Submitted(run, outputs)

@@ -463,7 +463,14 @@ class Control:
             self.uploads.give_up(buffer, event.failure)
 
     def _run_submitted(self, event: m.RunSubmitted) -> None:
-        """Every submitted run ends once and resolves its outputs, refused ones too."""
+        """Every submitted run ends once and resolves its outputs, refused ones too.
+
+        Whether it has room is asked when the handles that came with it are gone.
+        """
+        self._submitted(event)
+        self._let_go(event, event.dropped)
+
+    def _submitted(self, event: m.RunSubmitted) -> None:
         state, client = self.state, self.clients[event.client]
         subject = f"run {event.run}"
         wrong = check_numbers(state, event)
@@ -514,7 +521,10 @@ class Control:
         state.out.append(m.RunEnded(event.cause, event.client, event.run, "failed", failure))
 
     def _buffers_dropped(self, event: m.BuffersDropped) -> None:
-        for number in event.buffers:
+        self._let_go(event, event.buffers)
+
+    def _let_go(self, event: m.RunSubmitted | m.BuffersDropped, buffers: tuple[int, ...]) -> None:
+        for number in buffers:
             buffer = self.state.store.find(number, event.client)
             references = self.clients[event.client].references
             if number in references:

@@ -317,6 +317,32 @@ def test_a_stalemate_is_told_at_once_with_who_holds_what() -> None:
     assert script.ended[first.run].outcome == "finished"
 
 
+def test_a_run_has_the_room_of_handles_that_were_dropped_with_it() -> None:
+    script = Script(memory=30)
+    plan = heavy(script, script.slice(4), 12)
+    state = script.submit(plan)
+    for _ in range(3):
+        script.finish(state.run)
+        state = script.submit(plan, dropped=state.outputs)
+    assert state.run not in script.ended, "it runs"
+    script.finish(state.run)
+    refused = script.submit(plan, (1, 2), dropped=state.outputs)
+    assert script.ended[refused.run].outcome == "failed"
+    script.drop(*refused.outputs)
+    assert script.used() == [0]
+    assert not script.control.state.store.buffers
+
+
+def test_a_run_may_take_what_is_dropped_with_it() -> None:
+    script = Script(memory=16)
+    where = script.slice(4)
+    first = script.submit(heavy(script, where, 4))
+    second = script.submit(consume(script, where), first.outputs, dropped=first.outputs)
+    script.finish_all()
+    assert script.ended[second.run].outcome == "finished"
+    assert script.refused == []
+
+
 def test_a_stalemate_is_told_also_while_others_wait_with_hope() -> None:
     script = Script(islands=2, memory=10)
     left, right = script.slice(4, island="island0"), script.slice(4, island="island1")

@@ -1,11 +1,11 @@
-"""Law: what several hosts are told alike is one letter, and each host's order is its own."""
+"""Laws of letters: one for all hosts that are told the same, one for a run and what it drops."""
 
 from __future__ import annotations
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.program.folding import folded
 from pathways_lab.transport.codec import pack, unpack_fields
-from tests.runtime.rim_kit import ONE, Lab, plan_on
+from tests.runtime.rim_kit import ONE, Lab, plan_on, submitted
 
 
 def test_hosts_that_are_told_the_same_get_the_same_letter_and_each_its_own_order() -> None:
@@ -29,3 +29,16 @@ def test_hosts_that_are_told_the_same_get_the_same_letter_and_each_its_own_order
         assert [(g.first, g.place) for g in told] == [(0, 40), (1, 41), (2, 42)]
         assert [g.previous for g in told] == previous
         assert [len(s.buffers) for s in got] == [1, 0, 0]
+
+
+def test_handles_that_come_with_a_run_are_dropped_also_when_it_is_refused() -> None:
+    lab = Lab()
+    submitted(lab)
+    lab.core.events.clear()
+    again = {"run": ONE + 10, "plan": "p", "inputs": [], "outputs": [ONE + 8], "dropped": [ONE + 6]}
+    lab.say(1, "submit", b"arg", **again, arguments={0: 7})
+    assert [type(event) for event in lab.core.events] == [m.BuffersDropped]
+    lab.say(1, "submit", b"arg", **again, arguments={})
+    (_, run) = lab.core.events
+    assert isinstance(run, m.RunSubmitted)
+    assert run.dropped == (ONE + 6,)

@@ -41,9 +41,8 @@ Run = int
 class HostJoined(Happened):
     """A device process is connected and owns *devices* devices.
 
-    block: the shape in which they are wired (1 to 3 dimensions, () for a row);
-        an island's hosts are stacked along the first one, in name order.
-    memory: bytes per device that may be used.
+    block: the shape in which they are wired (1 to 3 dimensions, () for a row); an island's hosts
+        are stacked along the first one, in name order.  memory: bytes per device for values.
     site: a slice spans islands of one site only, whose hosts can compute together.
     """
 
@@ -65,9 +64,7 @@ class HostLost(Happened):
 @dataclass(frozen=True, slots=True)
 class SlicesLost(Happened):
     """The hosts of these slices live, but cannot compute together there any more.
-
-    host: says so, of slices of which it has something; "": the control plane does.
-    """
+    host: says so, of slices of which it has something; "": the control plane does."""
 
     slices: tuple[SliceId, ...]
     reason: str
@@ -129,7 +126,8 @@ class BufferDeclared(Wished):
 @dataclass(frozen=True, slots=True)
 class RunSubmitted(Wished):
     """inputs: per plan input a buffer, or None for an argument in the message.  outputs: buffers,
-    chosen by the client.  data: see :mod:`.tags`.  waited: the line that waited for a value."""
+    chosen by the client.  data: see :mod:`.tags`.  waited: the line that waited for a value.
+    dropped: buffers that nobody has a handle to any more; inputs may be among them."""
 
     run: Run
     plan: str
@@ -138,6 +136,7 @@ class RunSubmitted(Wished):
     priority: int = 0
     data: Data = ()
     waited: Line = NO_LINE
+    dropped: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,21 +252,22 @@ class Rim:
         except Malformed as error:
             self._remember_rejected(str(error), client=name)
             raise
-        self._ask(name, message, buffers, size)
-        if isinstance(message, said.Submit) and message.dropped:
-            # After the run: its inputs may be among them.  Also when the run was refused.
+        asked = self._ask(name, message, buffers, size)
+        if not asked and isinstance(message, said.Submit) and message.dropped:
             self._ask(name, said.Drop(message.dropped), [], 0)
 
-    def _ask(self, name: str, message: Any, buffers: list[memoryview], size: int) -> None:
-        """A refusal goes to the client that asked; everything else goes on."""
+    def _ask(self, name: str, message: Any, buffers: list[memoryview], size: int) -> bool:
+        """A refusal goes to the client that asked, and False here; everything else goes on."""
         try:
             self._from_client(self.registry.clients[name], message, buffers, size)
+            return True
         except Rejected as rejected:
             self.rejected += 1
             self._refuse(name, message, rejected.subject, rejected.failure)
         except Exception:
             failure = _internal(type(message).__name__, traceback.format_exc())
             self._refuse(name, message, type(message).__name__, failure)
+        return False
 
     def _refuse(self, client: str, message: Any, subject: str, failure: Failure) -> None:
         number = getattr(message, "id", 0)
