@@ -64,6 +64,10 @@ def _functions(plan: Plan) -> dict[tuple[str, SliceId], None]:
     return dict.fromkeys((call.function, call.slice) for call in calls)
 
 
+ALONG = 0.3
+"""Share of the inputs that a client drops whose drop travels with the run."""
+
+
 @dataclass(slots=True)
 class _Handle:
     slice: SliceId
@@ -253,11 +257,13 @@ class RandomClient:
         self.runs.append(run)
         self._expect(plan, run, inputs, outputs)
         priority = self.rng.randint(1, 3) if self.rng.random() < self.shape.urgent else 0
+        along: list[int] = []
         self.send(
             lambda t: RunSubmitted(
-                t, "submit", self.name, run, plan.key, tuple(inputs), tuple(outputs), priority
+                t, "submit", self.name, run, plan.key, tuple(inputs), tuple(outputs), priority,
+                dropped=tuple(along),
             )
-        )
+        )  # fmt: skip
         if self.shape.forget and self.rng.random() < self.shape.forget:
             self.world.agenda.after(self.rng.random() * 0.01, self._forget, plan)
         if self.rng.random() < self.shape.share:
@@ -266,7 +272,11 @@ class RandomClient:
             self._perhaps_keep(buffer, ahead=True)
         for buffer in (*inputs, *outputs):
             if buffer is not None and self.rng.random() < self.shape.drop:
-                self.world.agenda.after(self.rng.random() * 0.02, self._drop, buffer)
+                late = self.rng.random()
+                if late < ALONG and buffer in inputs and self.handles.pop(buffer, None):
+                    along.append(buffer)
+                else:
+                    self.world.agenda.after(late * 0.02, self._drop, buffer)
         if self.rng.random() < self.shape.cancel:
             self.world.agenda.after(self.rng.random() * 0.01, self._cancel, run, outputs)
         if self.shape.release and self.rng.random() < self.shape.release:
