@@ -47,8 +47,8 @@ def around(x): return on_one(on_other(x))
 first = pw.device_put(zeros, one)
 def apart(count): jax.block_until_ready([around(first) for _ in range(count)])
 CALLS = {
-    "one host": (Chain(on_one, one), 2000),
-    "two hosts": (Chain(on_wide, wide), 1000),
+    "one host": (Chain(on_one, one), 8000),
+    "two hosts": (Chain(on_wide, wide), 4000),
     "one host, each waited for": (Chain(on_one, one, each=True), 20),
     "all-reduce over two hosts, chained": (Chain(reduce, cut), 20),
     "island to island and back, chained": (Chain(around, one), 20),
