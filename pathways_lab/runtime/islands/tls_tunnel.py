@@ -163,7 +163,7 @@ class Tunnel:
 
     def _watch(self, own: Endpoint) -> None:
         while not self._closed.wait(_WATCH_SECONDS):
-            with self._calling:
+            with self._calling, contextlib.suppress(OSError):  # it was closed just now
                 if self._lone is None:
                     return
                 inside = own_calls(own, self._inside)
