@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pathways_lab.core import messages as m
 from pathways_lab.core.program.folding import folded
 from pathways_lab.transport.codec import pack, unpack_fields
-from tests.runtime.rim_kit import ONE, Lab, plan_on, submitted
+from tests.runtime.rim_kit import ONE, Lab, grants, plan_on, submitted
 
 
 def test_hosts_that_are_told_the_same_get_the_same_letter_and_each_its_own_order() -> None:
@@ -42,3 +44,24 @@ def test_handles_that_come_with_a_run_are_dropped_also_when_it_is_refused() -> N
     (_, run) = lab.core.events
     assert isinstance(run, m.RunSubmitted)
     assert run.dropped == (ONE + 6,)
+
+
+def test_hosts_hear_of_a_run_before_it_is_recorded_also_where_something_is_dropped_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = Lab()
+    told: list[str] = []
+    host = lab.hosts["i0/h"]
+    recorded = lab.rim.diary.decided
+    monkeypatch.setattr(
+        lab.rim.diary,
+        "decided",
+        lambda *all: told.extend(["record" if host.of("free") else "early"]) or recorded(*all),
+    )
+    lab.say(1, "program", plan=pack(folded(plan_on((ONE, ONE + 1)))))
+    told.clear()
+    lab.core.answer = lambda event: [m.FreeBuffers("c", ("i0/h",), (ONE + 6,)), *grants(ONE + 9)]
+    lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 7],
+            arguments={0: 0}, dropped=[ONE + 6])  # fmt: skip
+    assert told == ["record"]
+    assert host.of("grant")

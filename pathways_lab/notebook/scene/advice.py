@@ -192,13 +192,13 @@ def advice(scene: Scene, now: float) -> str:
                 what = f"{node} in each" if node else "each"
                 first = _MOVING.format(what, program, 100 * moving)
                 remedy = f"{_CAUSES[TRANSFER][1]}; {remedy}"
-            elif lately.share(INPUT) > HALF * lately.share(*MARKS):
-                remedy += "; more microbatches in each fill it, too"
-                node = _before(scene, start, island, INPUT)
-                of = f" (mostly before {node})" * bool(node)
-            if first is _CAUSES[cause][0]:
+            else:
                 program += line_of(scene, program) * (not client.waited)
                 first = first.format(client.client, lined(client.waited), program)
+                if lately.share(INPUT) > HALF * lately.share(*MARKS):
+                    remedy += "; more microbatches in each fill it, too"
+                    node = _before(scene, start, island, INPUT)
+                    of = f" (mostly before {node})" * bool(node)
             tell = partial(_told, first, remedy, island, time, of=of)
         else:
             tell = partial(_held_up, scene, start, island, cause, times)

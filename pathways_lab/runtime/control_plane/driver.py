@@ -54,8 +54,9 @@ Wish = Callable[..., object]
 """``(do, host, worker, pid=0)``, see :class:`Rim`."""
 _HERE = ("control",)
 """Whom messages reach that come here."""
-_LAUNCHING = {m.ShareProgram, m.Grant}
-"""Commands that hosts wait for, and that change nothing of what the diary looks up."""
+_LAUNCHING = {m.ShareProgram, m.Grant, m.FreeBuffers}
+"""Commands that hosts wait for, and what comes with them, that change nothing of what the diary
+looks up."""
 
 
 class Rim:

@@ -150,7 +150,7 @@ class Reports:
         self._prompt -= self._runs_over
         # The core waits for uploads and parked values, whatever is launched meanwhile.
         needed = bool(self._resident or self._parked)
-        period = PERIOD if self._news or self._runs_over else STORY
+        period = PERIOD if self._news else STORY
         if self._decided:
             self.flush()
         elif not heard or waited_for or needed:
