@@ -386,6 +386,23 @@ def test_the_function_that_takes_a_late_host_longer_is_that_of_what_is_shown():
     assert found.slowest("island0/host1", 3.0) == ("g", pytest.approx(0.1))
 
 
+@pytest.mark.parametrize("idle", [0.4, 0.0])
+def test_small_differences_add_up_only_while_a_host_computes_without_a_rest(idle):
+    """In each of twenty steps it takes 0.02 s longer; or it begins late, too, for its inputs."""
+    records: list[Record] = []
+    for n in range(2):
+        host = f"island0/host{n}"
+        records.append(Event("host-joined", 0.0, "island0", host, args={"devices": 1}))
+        for run in range(20):
+            begun = run * 1.0 + n * 0.3 if idle else run * (0.1 + 0.02 * n)
+            place = ("island0", host, (0,), run + 1, 0, "p", "f")
+            records.append(Span("gang", begun, begun + 0.1 + 0.02 * n, *place))
+    end = 19.5 if idle else 2.5
+    found = Scene(0.0, 20.0, final=True)
+    found.add(sorted(records, key=known_order), end)
+    assert ("island0/host1" in found.late(end)) == (not idle)
+
+
 @pytest.mark.parametrize("more", [0.05, 0.0])
 def test_a_host_is_late_by_all_that_its_computations_took_it_longer(more):
     """Eight computations follow each other on each host; or the first began late on one of them."""

@@ -137,14 +137,20 @@ NEWEST = 64
 OWN = 0.5
 """Share of a host's lateness that must be of functions that take it longer."""
 
+IDLE = 0.5
+"""Share of a computation's time for which a host must have been idle before it to begin late for
+another reason than its own computations."""
+
 
 class Differed(NamedTuple):
     """A host ended or began a gang of *node* earlier or later than usual, by so many seconds.
 
-    until: when that is shown.  longer: seconds that it computed longer than usual.
+    since: when it began.  until: when that is shown.  longer: seconds that it computed longer than
+    usual.
     """
 
     by: float
+    since: float
     until: float
     longer: float
     node: str
@@ -255,8 +261,13 @@ class Alike:
     def to_blame(self, start: float, seen: float) -> dict[str, float]:
         """Those of them whose own computations took longer, and did not only begin late."""
         own: dict[str, float] = {}
+        busy: dict[str, float] = {}
         latest: dict[str, tuple[float, float]] = {}
         for host, differed in self._later(float("-inf")):
+            idle = differed.since - busy.get(host, float("-inf"))
+            if idle > IDLE * (differed.until - differed.since):
+                own[host] = 0.0  # it waited for something else, and no longer for itself
+            busy[host] = differed.until
             # One that begins late ends late: what computations took it longer adds up until then.
             added = max(0.0, own.get(host, 0.0) + differed.longer)
             own[host] = min(differed.by, added)
@@ -380,7 +391,7 @@ def _by(usual: _Took, took: _Took) -> float:
 
 def _differed(usual: _Took, took: _Took, by: float, node: str) -> Differed:
     longer = (took.end - took.start) - (usual.end - usual.start)
-    return Differed(by, max(usual.end, took.end), longer, node)
+    return Differed(by, took.start, max(usual.end, took.end), longer, node)
 
 
 def _note(differing: Differing, host: str, differed: Differed) -> None:
