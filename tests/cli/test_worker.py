@@ -35,7 +35,7 @@ def test_a_device_process_is_a_copy_of_its_worker_and_imports_nothing() -> None:
                 client.wait_for_workers(1, timeout=60)
                 (worker,) = psutil.Process(supervisor.pid).children()
                 (copy,) = worker.children()
-                folder = Path(os.readlink(f"/proc/{copy.pid}/fd/2")).parent
+                folder = log(copy).parent
                 with pw.connect(client) as lab:
                     assert pids(lab) == [copy.pid]
                     assert copy.environ()["MALLOC_ARENA_MAX"]
@@ -63,7 +63,8 @@ def test_a_copy_that_no_lab_asked_for_ends_with_its_worker(tmp_path: Path) -> No
             worker = psutil.Process(started.pid)
             until(worker.children)
             (copy,) = worker.children()
-            folder = Path(os.readlink(f"/proc/{copy.pid}/fd/2")).parent
+            until(lambda: log(copy).suffix == ".log")  # until then it is its worker's
+            folder = log(copy).parent
             assert folder.exists()
         finally:
             started.kill()
@@ -73,6 +74,11 @@ def test_a_copy_that_no_lab_asked_for_ends_with_its_worker(tmp_path: Path) -> No
 def pids(lab: pw.Lab) -> list[int]:
     """The device processes that the lab has."""
     return [host.pid for island in lab.islands for host in island.hosts]
+
+
+def log(copy: psutil.Process) -> Path:
+    """The file that a copy prints to."""
+    return Path(os.readlink(f"/proc/{copy.pid}/fd/2"))
 
 
 def seconds(process: psutil.Process) -> float:

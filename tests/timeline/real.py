@@ -141,7 +141,7 @@ class Runs:
 
     def order(self, seconds: float) -> tuple[Told, str]:
         """Another client has one of the devices."""
-        slow = pw.jit(pw.emulated(1e3 * seconds), on=self.theirs)
+        slow = pw.jit(pw.emulated(2e3 * seconds), on=self.theirs)
         slow(self.one).block_until_ready()
         before = self.launches()
         busy = slow(self.one)
@@ -149,11 +149,11 @@ class Runs:
         step = self.program(lambda v: self.least(v))
         step(self.x).block_until_ready()
         busy.block_until_ready()
-        return {waits.ORDER: seconds / 2}, step.name
+        return {waits.ORDER: seconds}, step.name
 
     def behind(self, seconds: float) -> tuple[Told, str]:
         """One of the devices is another client's next, whose input is not there yet."""
-        slow = pw.jit(pw.emulated(1e3 * seconds), on=self.elsewhere)
+        slow = pw.jit(pw.emulated(2e3 * seconds), on=self.elsewhere)
         last = pw.jit(lambda v: v + 1, on=self.theirs)
         theirs = self.program(lambda v: last(slow(v)))
         theirs(self.one).block_until_ready()
@@ -163,12 +163,12 @@ class Runs:
         step = self.program(lambda v: self.least(v))
         step(self.x).block_until_ready()
         first.block_until_ready()
-        return {waits.ORDER: seconds / 2}, step.name
+        return {waits.ORDER: seconds}, step.name
 
     def memory(self, seconds: float) -> tuple[Told, str]:
         """Memory of one device that another client's run has, which computes elsewhere."""
         large = pw.jit(lambda v: jnp.zeros((16 << 18,), jnp.float32) + v[0], on=self.theirs)
-        slow = pw.jit(pw.emulated(1e3 * seconds), on=self.elsewhere)
+        slow = pw.jit(pw.emulated(2e3 * seconds), on=self.elsewhere)
         join = pw.jit(lambda a, b: a[:1] + b, on=self.theirs)
         least = pw.jit(lambda v: v + 1, on=self.elsewhere)
         hold = self.program(lambda v: join(large(v), least(least(slow(v)))))
@@ -183,7 +183,7 @@ class Runs:
             held.block_until_ready()
         finally:
             self.lab.window = 0.1
-        return {waits.MEMORY: seconds / 2}, step.name
+        return {waits.MEMORY: seconds}, step.name
 
     def launches(self) -> int:
         """How many computations of the other client have been launched."""
