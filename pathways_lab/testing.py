@@ -257,6 +257,8 @@ class Script:
     def pass_time(self, seconds: float) -> None:
         """Let time pass; nothing else happens."""
         self.time += seconds
+        if self.control.due <= self.time:
+            self.send(m.PatienceEnded(self.time, "clock"))
 
     def join(self, host: str, devices: int = 4, memory: int = 2**30) -> None:
         """A host appears."""

@@ -163,7 +163,7 @@ class Control:
     @property
     def due(self) -> float:
         """When it wants to hear the time (PatienceEnded); infinity: never."""
-        return min(self.uploads.due, self.state.resources.due)
+        return min(self.uploads.due, self.grants.due, self.state.resources.due)
 
     def overdue(self, seconds: float, now: float) -> tuple[Overdue, ...]:
         """Gangs granted so long before *now* that have not ended, the first ones first."""

@@ -14,6 +14,7 @@ Paper: section 5 (the configurations that can be simulated here).
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Hashable
 from typing import Protocol
@@ -111,6 +112,7 @@ class World:
         self._linked: dict[str, Host] = {}
         self._vary = vary
         self._busy = 0.0
+        self._due = math.inf
         for host, island in machine.hosts():
             if host not in absent:
                 self.join(host, island)
@@ -150,6 +152,20 @@ class World:
             self._carry_out(command)
         for observer in self.observers:
             observer(event, commands)
+        self._wait_for_due()
+
+    def _wait_for_due(self) -> None:
+        """The core hears the time when it wants to."""
+        due = self.control.due
+        if due < self._due:
+            self._due = due
+            self.agenda.at(due, self._when_due)
+
+    def _when_due(self) -> None:
+        self._due = math.inf
+        if self.control.due <= self.agenda.now:
+            self._handle(lambda time: m.PatienceEnded(time, "clock"))
+        self._wait_for_due()
 
     def _carry_out(self, command: m.Command) -> None:
         match command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -201,6 +202,7 @@ def test_who_waits_for_memory_waits_for_that_of_a_slice_about_to_be_suspended(fi
     assert script.order == [first.run]
     script.finish(first.run)
     assert script.order == [first.run, run.run][: 1 + fits]
+    script.pass_time(1.0)
     assert (run.run in script.ended) == (not fits), "it is given up when nothing is left to come"
 
 
@@ -545,6 +547,9 @@ def test_a_storm_of_changes_loses_no_run_and_no_byte(seed: int) -> None:
     for client in (ME, BOB):
         resume(script, client)
     script.finish_all()
+    while script.control.due < math.inf:
+        script.pass_time(1.0)
+        script.finish_all()
     withheld = script.control.state.withheld
     assert not script.control.state.runs or withheld, "a run never ended"
     for client in (ME, BOB):

@@ -249,6 +249,7 @@ def test_what_is_kept_counts_in_the_quotas_of_its_client() -> None:
     sketch = Sketch("new")
     plan = ann.script.register(sketch.output(*sketch.call("new.f", ann.slice, [], [8])), client=ANN)
     run = ann.script.submit(plan, [], client=ANN)
+    ann.script.pass_time(1.0)
     failure = ann.script.ended[run.run].failure
     assert failure is not None
     assert "16 bytes of the quota of ann, 8 of 24 are free" in failure.message

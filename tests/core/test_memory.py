@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pathways_lab.core.messages import (
     CancelRequested,
     FreeBuffers,
@@ -301,12 +303,15 @@ def test_donating_needs_no_second_copy() -> None:
     assert script.used() == [8]
 
 
-def test_a_stalemate_is_told_at_once_with_who_holds_what() -> None:
+def test_a_stalemate_is_told_soon_with_who_holds_what() -> None:
     script = Script(memory=10)
     plan = heavy(script, script.slice(4), 4)
     first = script.submit(plan)
     script.finish_all()
     second = script.submit(plan)
+    script.pass_time(0.4)
+    assert second.run not in script.ended
+    script.pass_time(0.2)
     failure = script.ended[second.run].failure
     assert failure is not None
     assert failure.kind == "stalemate"
@@ -315,6 +320,41 @@ def test_a_stalemate_is_told_at_once_with_who_holds_what() -> None:
     assert "kept by its handle" in failure.message
     assert "quota" not in failure.remedy
     assert script.ended[first.run].outcome == "finished"
+
+
+def test_a_loop_that_binds_its_result_anew_has_room_although_the_drop_comes_after_the_call() -> (
+    None
+):
+    script = Script(memory=20)
+    plan = heavy(script, script.slice(4), 8)
+    state = script.submit(plan)
+    for _ in range(3):
+        script.finish_all()
+        again = script.submit(plan)
+        script.pass_time(0.4)
+        script.drop(*state.outputs)
+        state = again
+        script.pass_time(1.0)
+    script.finish_all()
+    assert script.ended[state.run].outcome == "finished"
+
+
+def test_what_is_given_up_takes_no_patience_from_others() -> None:
+    """Each is given up when nothing could make room for so long, and not for others."""
+    script = Script(memory=20)
+    plan = heavy(script, script.slice(4), 8)
+    script.submit(plan)
+    script.finish_all()
+    second = script.submit(plan)
+    script.pass_time(0.4)
+    where = script.slice(4)
+    upload = script.upload(where, 15)
+    script.pass_time(0.2)
+    assert script.ended[second.run].outcome == "failed"
+    assert script.resolved[upload] is None
+    script.pass_time(0.4)
+    assert script.resolved[upload] is not None
+    assert script.control.due == math.inf
 
 
 def test_a_run_has_the_room_of_handles_that_were_dropped_with_it() -> None:
@@ -349,7 +389,9 @@ def test_a_stalemate_is_told_also_while_others_wait_with_hope() -> None:
     plan = heavy(script, left, 4)
     _, hopes = script.submit(plan), script.submit(plan)
     script.upload(right, 6)
-    failure = script.resolved[script.upload(right, 8)]
+    upload = script.upload(right, 8)
+    script.pass_time(1.0)
+    failure = script.resolved[upload]
     assert failure is not None
     assert failure.kind == "stalemate"
     assert hopes.run not in script.ended
@@ -361,6 +403,7 @@ def test_waiting_is_not_a_stalemate_while_somebody_may_make_room() -> None:
     first, second = script.submit(plan), script.submit(plan)
     assert second.run not in script.ended
     script.finish(first.run)  # and its result stays: now nothing can make room
+    script.pass_time(1.0)
     assert script.ended[second.run].failure.kind == "stalemate"  # type: ignore[union-attr]
 
 

@@ -182,13 +182,14 @@ def test_what_a_run_reads_counts_in_what_the_quota_could_never_hold() -> None:
     assert "needs 60 bytes on all its devices together" in failure.message
 
 
-def test_a_full_quota_that_nothing_will_empty_is_told_at_once_with_who_holds_it() -> None:
+def test_a_full_quota_that_nothing_will_empty_is_told_soon_with_who_holds_it() -> None:
     script = Script(devices=2, memory=1000)
     limit(script, "kernel-1", nbytes=50)
     where = script.slice(2)
     kept = script.upload(where, 15)
     assert script.resolved[kept] is None
     other = script.upload(where, 15)
+    script.pass_time(1.0)
     failure = script.resolved[other]
     assert failure is not None
     assert failure.kind == "stalemate"
@@ -215,6 +216,7 @@ def test_an_upload_that_fills_the_quota_ends_the_hope_of_those_behind_it() -> No
     assert script.resolved[second] is None, "it waits for memory, and for no quota yet"
     script.drop(kept, client="other")
     assert script.control.state.store.buffers[first].admitted
+    script.pass_time(1.0)
     failure = script.resolved[second]
     assert run.run not in script.ended
     assert failure is not None

@@ -66,7 +66,7 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "peak": {"peak": False},
     "liveness": {"liveness": False},
     "producers": {"producers": False},
-    "stalemate": {"stalemate": False},
+    "stalemate": {"patience": None},
     "quotas": {"quotas": False},
     "overtaking": {"overtaking": None},
     "poison": {"launch_poisoned": False},

@@ -110,7 +110,6 @@ upload, drop = Host.upload, Store.drop
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "words"),
     [
-        (Uploads, "leave", lambda self, client: None, "still keeps"),
         (Uploads, "reject", lambda self, number, hosts: None, "still keeps"),
         (Sharing, "names_of", lambda self, client: [], "is left"),
         (Store, "end_reference", _reference_stays, "left behind"),

@@ -69,8 +69,12 @@ def _waiting(control: Control) -> None:
     for entry in heads if not asked else ():
         stands_back = any(cell in first for cell, _ in entry.need)
         assert stands_back or lacks(entry, ledger, state.quotas), f"{describe(entry)} fits"
-    stuck = control.grants.stuck() if state.rules.stalemate else []
-    assert not stuck, f"nothing will ever make room for {', '.join(map(describe, stuck))}"
+    patience = state.rules.patience
+    if patience is not None:
+        late = [e for e in control.grants.stuck() if e.hopeless + patience <= state.time]
+        assert not late, f"nothing will ever make room for {', '.join(map(describe, late))}"
+        unseen = [e for e in control.grants.stuck() if e.hopeless + patience < control.due]
+        assert not unseen, f"nobody will give up {', '.join(map(describe, unseen))}"
 
 
 def _pace(state: State) -> None:

@@ -12,6 +12,7 @@ Paper: section 4.6 (back-pressure).
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Entry:
     kind: entries of one kind need the same bytes on the same devices.
     lines, need: the bytes that it adds.
     since: when it began to wait (seconds).  lacked: whether memory was ever missing for it.
+    hopeless: since when nothing can make room for it; infinity: something still can.
     """
 
     order: int
@@ -43,6 +45,7 @@ class Entry:
     since: float
     overtaken: int = 0
     lacked: bool = False
+    hopeless: float = math.inf
 
     @property
     def client(self) -> str:

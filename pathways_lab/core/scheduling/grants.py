@@ -17,6 +17,7 @@ dispatch), section 4.6 (back-pressure).
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from pathways_lab.core.errors import Failure
@@ -55,6 +56,8 @@ class Grants:
         self._starved: list[RunRecord] = []
         self._apart: list[tuple[RunRecord, Window, bool]] = []
         self._prompt = False
+        self.due = math.inf
+        """When the first of what is hopeless is given up."""
 
     def work(self) -> None:
         """Do everything that can be done now, until nothing moves."""
@@ -454,12 +457,24 @@ class Grants:
             )  # fmt: skip
 
     def _give_up(self) -> bool:
-        """Rule 7: when nothing can ever move again, fail the youngest queued holder."""
-        state = self.state
-        if state.admission.settled or not state.admission.kinds or not state.rules.stalemate:
+        """Rule 7: when nothing can move any more for so long, fail the youngest queued holder."""
+        state, patience = self.state, self.state.rules.patience
+        if state.admission.settled and state.time < self.due:
             return False
         state.admission.settled = True
-        stuck = self.stuck()
+        self.due = math.inf
+        if not state.admission.kinds or patience is None:
+            return False
+        stuck: list[Entry] = []
+        without_hope = set(self.stuck())
+        for entry in state.admission.heads():
+            if entry not in without_hope:
+                entry.hopeless = math.inf
+                continue
+            entry.hopeless = min(entry.hopeless, state.time)
+            if entry.hopeless + patience <= state.time:
+                stuck.append(entry)
+            self.due = min(self.due, entry.hopeless + patience)
         if not stuck:
             return False
         ledger, quotas = state.store.ledger, state.quotas

@@ -30,7 +30,8 @@ class Rules:
     liveness: that peak is taken along the order in which gangs are granted;
         without it along the order that would need the fewest bytes.
     producers: a run is admitted only after the runs that make its inputs.
-    stalemate: when nothing can ever move again, say so and fail one run.
+    patience: seconds for which nothing can move any more before one run is failed; until then
+        the word may come that a handle was dropped.  None: for ever.
     quotas: nothing is given to a client beyond its quota.
     overtaking: how many times a run that waits, for memory or for its next window, may be
         overtaken; None: for ever.
@@ -51,7 +52,7 @@ class Rules:
     peak: bool = True
     liveness: bool = True
     producers: bool = True
-    stalemate: bool = True
+    patience: float | None = 0.5
     quotas: bool = True
     overtaking: int | None = 64
     ahead: float = 0.1
