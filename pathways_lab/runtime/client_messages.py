@@ -121,7 +121,8 @@ class Submit:
         the only output is there; 0: none.
     race: the race's number and the controller's, of a run that enters one.
     dropped: buffers that nobody has any more once the run is submitted.
-    waited: where the client waited for a value since its last run.
+    waited, worked: where the client waited for a value since its last run, and where it works
+        itself between calls.
     """
 
     parcels: ClassVar[tuple[int, int]] = 0, TO_CONTROL.buffers
@@ -136,6 +137,7 @@ class Submit:
     race: tuple[Id, Count] | None = None
     dropped: tuple[Id, ...] = ()
     waited: Annotated[Line, PACKED] = NO_LINE
+    worked: Annotated[Line, PACKED] = NO_LINE
 
 
 @dataclass(frozen=True, slots=True)

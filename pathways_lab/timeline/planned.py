@@ -63,7 +63,8 @@ class RunSeen:
 
     submitted, begun, ended: seconds; begun is when the first of its gangs that are over had begun,
     ended is None while it goes on.  count: of its gangs that have ended.  waited: the line at which
-    its client waited for a value since its run before, "" for none.  windows: of its places.
+    its client waited for a value since its run before, and worked: at which it was seen at work
+    between calls; "" for none.  windows: of its places.
     """
 
     run: int
@@ -77,6 +78,7 @@ class RunSeen:
     messages: list[Event] = field(default_factory=list)
     count: int = 0
     waited: str = ""
+    worked: str = ""
     windows: list[Granted] = field(default_factory=list)
     _places: dict[int, float] = field(default_factory=dict)
     _last: float = float("-inf")
@@ -101,6 +103,7 @@ class RunSeen:
             if record.kind == "submitted":
                 self.submitted = record.time
                 self.waited = record.args.get("waited", "")
+                self.worked = record.args.get("worked", "")
                 self.program, self.client = record.program, record.client
             elif record.kind == "granted":
                 self._places[record.step] = record.time

@@ -254,6 +254,7 @@ def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
             "makes": event.outputs[: flow.FEW],
             **({"data": dict(event.data)} if event.data else {}),
             **({"waited": str(event.waited)} if event.waited.number else {}),
+            **({"worked": str(event.worked)} if event.worked.number else {}),
         },
     )
 

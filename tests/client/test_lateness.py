@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pathways_lab as pw
+from pathways_lab.client.code.source_lines import place_of_thread
 from pathways_lab.client.session import lateness
+from pathways_lab.client.session.own_work import LOOKS, OwnWork
 from pathways_lab.client.session.requests import Questions
 from pathways_lab.core.diagnosis.stall_story import Member, Stuck
 from pathways_lab.core.program.program import Line
 from pathways_lab.transport.codec import pack, unpack
 from tests.client.kit import FakeLab
+from tests.runtime.processes import until
 
 STORY = Stuck(
     "late",
@@ -104,3 +108,34 @@ def test_a_run_says_which_line_waited_before_it(fake: FakeLab) -> None:
     assert [(line.file, line.text) for line in told] == [
         (__file__, "value.block_until_ready()  # this line")
     ]
+
+
+def test_the_line_at_which_a_client_was_seen_most_between_its_calls_is_told_once() -> None:
+    own_work = OwnWork()
+    with ThreadPoolExecutor(1) as elsewhere:
+        for _ in range(LOOKS):
+            elsewhere.submit(own_work.look).result()  # this line
+        elsewhere.submit(own_work.look).result()
+    told = unpack(Line, own_work.take()["worked"])
+    assert (told.file, told.text[-11:]) == (__file__, "# this line")
+    assert own_work.take() == {}
+
+
+def test_a_client_that_waits_is_not_at_work(fake: FakeLab) -> None:
+    double = pw.jit(lambda x: x * 2, on=fake.slice(4))
+    fake.held = True
+    value = double(np.arange(8.0, dtype=np.float32))
+    own_work, me = fake.connection.own_work, threading.get_ident()
+
+    def look() -> None:
+        try:
+            until(lambda: place_of_thread(me) is None, 10.0)
+            own_work.look()
+        finally:
+            fake.release()
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        looking = elsewhere.submit(look)
+        value.block_until_ready()
+        looking.result()
+    assert own_work.take().keys() == {"waited"}

@@ -96,6 +96,7 @@ def test_a_computation_that_might_fill_the_gap_is_named():
 
 
 WAITED = "cell.py:9: y.block_until_ready()"
+WORKED = "cell.py:3: batch = slow(next(batches))", "cell.py:4: log(batch)"
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -167,7 +168,7 @@ def test_a_loop_that_comes_late_with_its_calls_is_told_to_have_inputs_made_meanw
         program = ("fit", "score")[n % 2]
         of = {"program": program, "client": "kernel-1"}
         at += pause * (program == "fit")
-        args = {"waited": WAITED} if program == "fit" else {}
+        args = {"waited": WAITED, "worked": WORKED[n % 5 == 0]} if program == "fit" else {}
         cluster.records.append(Event("submitted", at, run=n + 1, args=args, **of))
         at = cluster.gang(n % 2, n + 1, 0, program, program, LINE, at + 0.01, 0.1, at)
         cluster.records.append(Event("finished", at, run=n + 1, **of))
@@ -175,7 +176,8 @@ def test_a_loop_that_comes_late_with_its_calls_is_told_to_have_inputs_made_meanw
     found.add(sorted(cluster.records, key=known_order), at)
     late = advice(found, at).startswith(
         "kernel-1 takes long from its last result (line 9 of cell.py: y.block_until_ready()) to its"
-        " next call of fit (line 7 of cell.py: y = "
+        " next call of fit (line 7 of cell.py: y = all(x, and_more_than_fits_into…), mostly in its"
+        " own code (line 3 of cell.py: batch = slow(next(batches))): "
     )
     assert late == ("lab.feed(make) does" in advice(found, at)) == (pause < 1.0)
 

@@ -321,13 +321,13 @@ def test_a_card_tells_for_how_long_the_devices_had_another_computation_before() 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_client_that_waits_for_long_has_a_lane_with_its_line(ahead: bool) -> None:
     """A run takes 0.4 s, and the client makes the next one 0.1 s later, or has made it before."""
-    cluster, line = Cluster(1), "cell.py:4: y.block_until_ready()"
+    cluster, line, worked = Cluster(1), "cell.py:4: y.block_until_ready()", "cell.py:2: x = read()"
     of: dict[str, Any] = {"program": "p", "client": "kernel-1"}
     for n in range(4):
         begun = 0.5 * n
         cluster.records.append(
             Event("submitted", 0.0 if ahead else begun, run=n + 1,
-                  args={"waited": line} if n else {}, **of)
+                  args={"waited": line, "worked": worked} if n else {}, **of)
         )  # fmt: skip
         end = cluster.gang(0, n + 1, 0, "p", "f", "", begun, 0.4, begun)
         cluster.records.append(Event("finished", end, run=n + 1, **of))
@@ -342,11 +342,13 @@ def test_a_client_that_waits_for_long_has_a_lane_with_its_line(ahead: bool) -> N
     assert layers["queues-clients"]["right"] == pytest.approx([0.4, 0.9, 1.4])
     assert set(layers["queues-clients"]["line"]) == {"4 of cell.py: y.block_until_ready()"}
     told = layers["queues-causes"]
-    assert ["waits at line 4 of cell.py: y.block_until_ready()", "waits at line 4", ""] in told[
-        "choices"
-    ]
+    ways = ["waits at line 4 of cell.py: y.block_until_ready()", "waits at line 4 of cell.py",
+            "waits at line 4", "waits", ""]  # fmt: skip
+    assert ways in told["choices"]
     assert max(layers["queues-clients"]["bottom"]) < plot.y[1]
-    assert told["choices"].count(["its own work", ""]) == 2, "between two waits"
+    ways = ["its own work at line 2 of cell.py: x = read()", "its own work at line 2 of cell.py",
+            "its own work at line 2", "its own work", ""]  # fmt: skip
+    assert told["choices"].count(ways) == 2, "between two waits"
 
 
 @pytest.mark.parametrize("over", [True, False], ids=["over", "goes on"])

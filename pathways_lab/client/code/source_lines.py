@@ -15,6 +15,7 @@ import linecache
 import pathlib
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from types import FrameType, TracebackType
@@ -46,9 +47,13 @@ def _folder(path: str | pathlib.Path) -> str:
     return str(path).rstrip("/") + "/"
 
 
-_MACHINERY = (
+_WAITING = (
     *(_folder(_PACKAGE / part) for part in _LAYERS),
     _folder(pathlib.Path(jax.__file__).parent),
+)
+"""Where a thread may wait for a value of the lab."""
+_MACHINERY = (
+    *_WAITING,
     _folder(pathlib.Path(np.__file__).parent),
     "<frozen",
     "<__array_function__",
@@ -108,20 +113,21 @@ def best(places: Iterable[Place]) -> Line:
     for place in places:
         rank = _rank(place[0])
         if rank == 0:
-            return _line(place)
+            return line_at(place)
         if rank == 1 and library is None:
             library = place
-    return Line() if library is None else _line(library)
+    return Line() if library is None else line_at(library)
 
 
-def _line(place: Place) -> Line:
+def line_at(place: Place) -> Line:
+    """A place, with its text."""
     file, number = place
     return Line(file, number, linecache.getline(file, number).strip())
 
 
 def with_text(line: Line) -> Line:
     """A line that was noticed where its file cannot be read, with its text."""
-    return _line((line.file, line.number)) if line.number and not line.text else line
+    return line_at((line.file, line.number)) if line.number and not line.text else line
 
 
 def of_caller() -> Line:
@@ -136,6 +142,22 @@ def place_of_caller() -> Place | None:
         file = frame.f_code.co_filename
         if not _rank(file):
             return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def place_of_thread(thread: int) -> Place | None:
+    """The user's line that a thread works at; None: it is in JAX or in Pathways Lab, or in no code
+    of the user's."""
+    if thread == threading.get_ident():  # a frame that knows itself would stay, with all it has
+        return None
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _rank(file):
+            return file, frame.f_lineno
+        if file.startswith(_WAITING):
+            return None
         frame = frame.f_back
     return None
 
@@ -190,4 +212,4 @@ def of_node(equation: Any) -> Line:
 def of_function(function: Any) -> Line:
     """The line at which a Python function is defined."""
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    return Line() if code is None else _line((code.co_filename, code.co_firstlineno))
+    return Line() if code is None else line_at((code.co_filename, code.co_firstlineno))

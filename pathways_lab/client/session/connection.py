@@ -30,6 +30,7 @@ from pathways_lab.client.session import failures
 from pathways_lab.client.session.backlog import Backlog
 from pathways_lab.client.session.code_registry import Registered
 from pathways_lab.client.session.host_completion import Witnesses
+from pathways_lab.client.session.own_work import OwnWork
 from pathways_lab.client.session.pending import (
     Buffer,
     Bundle,
@@ -41,10 +42,10 @@ from pathways_lab.client.session.requests import Questions
 from pathways_lab.client.session.slice_moves import Following
 from pathways_lab.client.session.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program.program import NO_LINE, Line, Plan, SliceId
+from pathways_lab.core.program.program import Line, Plan, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.processes.interpreter_settings import Settings
-from pathways_lab.transport.codec import pack, unpack
+from pathways_lab.transport.codec import unpack
 from pathways_lab.transport.forks import leave_at_fork
 from pathways_lab.transport.framing import TO_CONTROL, Letter, WireError
 from pathways_lab.transport.handshake import SILENCE, Refused
@@ -85,7 +86,7 @@ class Connection:
     given: by giver and name, what others have given this client and it has not taken.
     tag: of runs of which nothing else is said.
     kept: slices that were kept from an earlier connection of this name.
-    waited: the user's line that waited for a value since the last run.
+    own_work: the user's lines that wait for values, and that work between calls.
     traffic: counters.  steps: of runs that were submitted and are not over; backlog: by slice.
     on_records, on_output, on_policy: called in the reactor's thread.
     gone: what calls when a handle is gone; it only enqueues.
@@ -135,7 +136,7 @@ class Connection:
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
         self.steps = self._vouched = 0
-        self.waited = NO_LINE
+        self.own_work = OwnWork()
         self.backlog = Backlog()
         self._witnesses = Witnesses()
         self.questions: Questions = Questions(self)
@@ -266,6 +267,7 @@ class Connection:
             with contextlib.suppress(PathwaysError):
                 if self._dropped:
                     self.flush(drops=True)
+                self.own_work.look()
                 self.on_tick()
                 self._witnesses.forget(self.registered.tidy())
 
@@ -322,8 +324,7 @@ class Connection:
         }
         if tag.data:
             fields["data"] = tag.data
-        if self.waited.number:
-            fields["waited"], self.waited = pack(self.waited), NO_LINE
+        fields |= self.own_work.take()
         if known := self._forgotten(dropped):
             fields["dropped"] = known
         try:

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from pathways_lab.client.code import source_lines
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import SMALL, ArrayType, shard_bytes
 from pathways_lab.client.lab.devices import Placed, Slice
@@ -319,7 +318,7 @@ class Session:
         self.connection.awaited(handle.pending)
         self.data.hurry(handle.pending)
         if not done():
-            self.connection.waited = source_lines.of_caller()
+            self.connection.own_work.waits()
         what = f"the value of {handle.name or 'the handle'} ({handle.type})"
         begun, left = time.monotonic(), timeout
         try:

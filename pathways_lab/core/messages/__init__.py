@@ -126,7 +126,7 @@ class BufferDeclared(Wished):
 @dataclass(frozen=True, slots=True)
 class RunSubmitted(Wished):
     """inputs: per plan input a buffer, or None for an argument in the message.  outputs: buffers,
-    chosen by the client.  data: see :mod:`.tags`.  waited: the line that waited for a value.
+    chosen by the client.  data: see :mod:`.tags`.  waited, worked: lines of the client before it.
     dropped: buffers that nobody has a handle to any more; inputs may be among them."""
 
     run: Run
@@ -136,6 +136,7 @@ class RunSubmitted(Wished):
     priority: int = 0
     data: Data = ()
     waited: Line = NO_LINE
+    worked: Line = NO_LINE
     dropped: tuple[Buffer, ...] = ()
 
 

@@ -25,6 +25,7 @@ from pathways_lab.notebook.scene.awaited import (
     maker,
     needed,
     waits_so_far,
+    works_at,
 )
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.gang_number import number, parts
@@ -64,8 +65,8 @@ NOTE = "hatched: still computes; thin: arrives; line: waits"
 CLIENTS, LONG = 3, 0.2
 """Clients whose waiting is drawn, at most, and the share of the time from which on it is."""
 
-OTHERWISE = "its own work", ""
-"""The ways to say that a client does not wait."""
+OTHERWISE = "its own work"
+"""The name of the time in which a client does not wait."""
 
 FAINT = 0.25
 """Share of the delay of the latest host above which other hosts are said to be late, too."""
@@ -213,13 +214,12 @@ def _lines(
     two of these."""
     start, end = scene.range(now)
     waits = [
-        (row, wait.start, wait.end, _waiting_at(wait.line))
+        (row, wait.start, wait.end, _at("waits", wait.line))
         for row, client in at.items() for wait in clients[client]
     ]  # fmt: skip
-    waits += [
-        (row, before.end, after.start, OTHERWISE)
-        for row, client in at.items() for before, after in pairwise(clients[client])
-    ]  # fmt: skip
+    for row, client in at.items():
+        ways = _at(OTHERWISE, works_at(scene, client))
+        waits += [(row, a.end, b.start, ways) for a, b in pairwise(clients[client])]
     rooms = np.array([until - since for _, since, until, _ in waits]) / (end - start)
     fits = _widest(rooms)
     return {
@@ -347,8 +347,10 @@ def _apart(fits: list[int], rows: NDArray[np.float64], begin: NDArray[np.float64
     return [*{(float(rows[n]), round(90 * float(begin[n]))): n for n in fits}.values()]
 
 
-def _waiting_at(line: str) -> tuple[str, ...]:
-    """The ways to say that a client waits at a line."""
+def _at(what: str, line: str) -> tuple[str, ...]:
+    """The ways to say what a client does, and at which line if that is known."""
     known = split(line)
-    short = f"waits at line {known[1]}" if known else "waits"
-    return (f"waits at line {source(line)}" if known else short, short, "")
+    if known is None:
+        return what, ""
+    whole = f"{what} at line {source(line)}"
+    return whole, whole.partition(": ")[0], f"{what} at line {known[1]}", what, ""

@@ -34,6 +34,7 @@ from pathways_lab.notebook.scene.awaited import (
     later,
     maker,
     open_waits,
+    works_at,
 )
 from pathways_lab.notebook.scene.duration import duration
 from pathways_lab.notebook.scene.palette import family
@@ -128,7 +129,7 @@ _CAUSES = {
 """By cause, the words for what holds devices up, and a remedy."""
 
 _COMES_LATE = (
-    "{} takes long from its last result{} to its next call of {}",
+    "{} takes long from its last result{} to its next call of {}{}",
     "have inputs made while devices compute, as lab.feed(make) does, or make calls ahead",
 )
 """The same where devices of all islands have nothing to do."""
@@ -166,7 +167,9 @@ def advice(scene: Scene, now: float) -> str:
         island = min(times, key=lambda island: times[island].nothing)
         program = calls.program + line_of(scene, calls.program)
         first, remedy = _COMES_LATE
-        first = first.format(calls.client, lined(calls.waited), program)
+        own = lined(works_at(scene, calls.client))
+        own = own and f", mostly in its own code{own}"
+        first = first.format(calls.client, lined(calls.waited), program, own)
         if (idle := settled[island].nothing) > WORTH:
             found.append((idle, 0.0, "", partial(_told, first, remedy, island, times[island])))
     for island, time in times.items():

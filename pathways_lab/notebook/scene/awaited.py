@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from operator import attrgetter
@@ -309,6 +310,14 @@ def client_waits(scene: Scene, start: float, end: float) -> dict[str, list[Clien
             if begun < over:
                 found.setdefault(client, []).append(ClientWait(begun, over, line))
     return found
+
+
+def works_at(scene: Scene, client: str) -> str:
+    """The line at which a client was seen at work most often between its newest calls; "" if at
+    none."""
+    seen = Counter(run.worked for run in scene.runs.values() if run.client == client)
+    del seen[""]
+    return max(seen, key=lambda line: seen[line], default="")
 
 
 def _turn(waited: Sequence[bool]) -> int:

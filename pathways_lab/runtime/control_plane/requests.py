@@ -245,6 +245,7 @@ def _submit(letter: _Letter) -> m.Event:
         message.priority,
         message.data,
         message.waited,
+        message.worked,
         message.dropped,
     )
 
