@@ -43,9 +43,9 @@ def _host() -> Callable[[], None] | None:
     if not can_fork() or accelerators.find() != accelerators.Found():
         return None
     try:
-        import pathways_lab.runtime.host.driver
-        import pathways_lab.runtime.islands.multi_host_runtime  # noqa: F401
         from pathways_lab.runtime.host import process
+
+        process.import_all()
     except Exception:
         return None  # the device process that the lab starts then says why
     return process.be_copy

@@ -40,6 +40,8 @@ def test_a_device_process_is_a_copy_of_its_worker_and_imports_nothing() -> None:
                     assert pids(lab) == [copy.pid]
                     assert copy.environ()["MALLOC_ARENA_MAX"]
                     assert 3 * seconds(copy) < seconds(worker), "it has imported nothing"
+                    # Nor has its first function to: what JAX loads with it is there.
+                    assert "cython_lapack" in Path(f"/proc/{copy.pid}/maps").read_text()
                     copy.kill()
                     until(lambda: pids(lab) not in ([], [copy.pid]))
                     (pid,) = pids(lab)

@@ -23,6 +23,7 @@ from typing import Any
 
 from pathways_lab.runtime.cluster import worker_main
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
+from pathways_lab.runtime.host import process
 from pathways_lab.runtime.processes import child_copies, child_process
 from pathways_lab.runtime.processes.child_process import Child, ChildDied
 from pathways_lab.runtime.processes.interpreter_settings import imports
@@ -55,8 +56,7 @@ def import_all(workers: list[dict[str, Any]]) -> None:
         import distributed  # noqa: F401
 
         if any(copied(worker) for worker in workers):
-            import pathways_lab.runtime.host.driver
-            import pathways_lab.runtime.islands.multi_host_runtime  # noqa: F401
+            process.import_all()
 
 
 def copied(worker: dict[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import importlib
 import os
 import sys
 import threading
@@ -226,6 +227,15 @@ def main() -> None:
             rim.reactor.call_soon(flips.begin, news["flip"])
         else:
             rim.reactor.call_soon(troubles.begin, news["trouble"])
+
+
+def import_all() -> None:
+    """Import what the work of a device process needs, for the copies of this process."""
+    import pathways_lab.runtime.host.driver
+    import pathways_lab.runtime.islands.multi_host_runtime  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        importlib.import_module("scipy.linalg")  # JAX does with the first function that it lowers
 
 
 def be_copy() -> None:
