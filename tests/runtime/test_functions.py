@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +25,7 @@ from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.host import compile_marks
 from pathways_lab.runtime.host.compiler import Code, Compiler, Executable, Passed, compile_code
 from pathways_lab.runtime.host.user_output import Output
+from pathways_lab.runtime.processes import heaps
 from tests.runtime.host_kit import (
     HOST,
     binding,
@@ -236,6 +240,40 @@ def test_nothing_is_compiled_twice_for_one_placement() -> None:
     compiler.close()
 
 
+def test_memory_is_given_back_when_nothing_else_waits_to_be_compiled(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    compiler = Compiler(HOST, no_output(), died, threads=1)
+    monkeypatch.setattr(heaps, "give_back", lambda: given.append(compiler.compilations))
+    kind, both = [((4,), "float32")], threading.Event()
+    first, second = (code_of(lambda x, n=n: (x + n,), kind, [CUT], kind, [CUT]) for n in (1, 2))
+    compiler.prepare(first, place, lambda *_: None, lambda *_: both.wait(60))
+    compiler.prepare(second, place, lambda *_: None)
+    both.set()
+    prepared(compiler, second, place)
+    compiler._pool.shutdown()
+    assert given == [2]
+
+
+def test_what_lies_between_things_in_use_is_given_back() -> None:
+    kept = """if True:
+        import psutil
+        from pathways_lab.runtime.processes import heaps
+
+        made = [bytes(2000) for _ in range(50_000)]
+        made = made[::50]
+        before = psutil.Process().memory_info().rss
+        heaps.give_back()
+        print((before - psutil.Process().memory_info().rss) >> 20)
+    """
+    environment = {**os.environ, **heaps.heaps()}
+    told = subprocess.run(
+        [sys.executable, "-c", kept], env=environment, capture_output=True, text=True, check=True
+    )
+    assert int(told.stdout) > 50, "of 100 MB"
+
+
 def test_code_of_another_client_under_the_same_key_is_other_code(place: Place) -> None:
     compiler = Compiler(HOST, no_output(), died)
     kind = [((4,), "float32")]
@@ -282,8 +320,6 @@ def printed(place: Place, made: Code, *data: Any) -> tuple[Executable, list[tupl
     output = Output(lambda run, device, text: lines.append((run, device, text)))
     executable = compile_code(made, place, output)
     executable.gangs.key = (42, 0)
-    import sys
-
     stdout = sys.stdout
     output.install()
     try:

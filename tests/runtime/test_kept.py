@@ -217,11 +217,11 @@ def test_unread_entries_are_bounded_by_their_records() -> None:
     assert 80 < len(record_encoding.read([entry for batch, _ in held for entry in batch])) <= 100
 
 
-def test_device_processes_have_a_heap_for_each_processor_unless_a_user_wants_others(
+def test_device_processes_have_heaps_for_their_threads_unless_a_user_wants_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-    for processors, heap in ((1, "2"), (2, "2"), (16, "16")):
+    for processors, heap in ((1, "8"), (2, "16"), (16, "32")):
         monkeypatch.setattr(
             "pathways_lab.transport.machine_share.os.cpu_count", lambda n=processors: n
         )

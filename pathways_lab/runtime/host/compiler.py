@@ -45,6 +45,7 @@ from pathways_lab.runtime.host.compile_marks import NO_NOTES, Notes
 from pathways_lab.runtime.host.host_loop import Laps, run
 from pathways_lab.runtime.host.user_output import Gangs, Output
 from pathways_lab.runtime.islands import dcn_collectives
+from pathways_lab.runtime.processes import heaps
 from pathways_lab.transport.codec import unpack_fields
 
 _KEPT = 512
@@ -330,6 +331,7 @@ class Compiler:
         self._output = output
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
         self._waiting, self._counting = 0, threading.Lock()
+        self._spent = False
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run something else that takes long, such as opening devices."""
@@ -396,13 +398,17 @@ class Compiler:
         error = future.exception()
         if error is None:
             done(future.result(), start, time.monotonic() if known is None else start)
-            return
-        with footprint.compiling:
-            # A failure is not remembered: what was missing may be there next time.
-            for key in keys:
-                if footprint.executables.get(key) is future:
-                    del footprint.executables[key]
-        done(compile_failure(code, self._host, error), start, time.monotonic())
+        else:
+            with footprint.compiling:
+                # A failure is not remembered: what was missing may be there next time.
+                for key in keys:
+                    if footprint.executables.get(key) is future:
+                        del footprint.executables[key]
+            done(compile_failure(code, self._host, error), start, time.monotonic())
+        self._spent |= known is None
+        if self._spent and not self._waiting:
+            self._spent = False
+            heaps.give_back()  # compilers take many times what they make
 
     def _compile(self, code: Code, place: Place, future: Future[Executable]) -> None:
         try:
