@@ -132,26 +132,31 @@ def test_a_client_that_waits_for_each_call_is_told_to_make_the_next_ones(ahead, 
     assert said.startswith("starting computations takes the lab long: ") == ahead
 
 
-@pytest.mark.parametrize("seconds", [0.02, 0.2])
-def test_transfers_are_told_of_where_a_client_waits_for_each_call(seconds):
+@pytest.mark.parametrize(("seconds", "back"), [(0.02, 0.0), (0.2, 0.0), (0.2, 0.15)])
+def test_transfers_are_told_of_where_a_client_waits_for_each_call(seconds, back):
+    """back: seconds of a transfer before the first computation, too."""
     cluster = Cluster(islands=2)
     of = {"program": "p", "client": "kernel-1"}
-    end = 0.0
+    end, first = 0.0, int(back > 0)
     for n in range(5):
         run = n + 1
         cluster.records.append(Event("submitted", end, run=run, args={"plan": "k"}, **of))
-        sent = cluster.gang(0, run, 0, "p", "made", LINE, end, 0.1, end)
-        came = cluster.transfer(0, 1, run, 1, "p", "", sent, seconds)
-        end = cluster.gang(1, run, 2, "p", "head", LINE, came, 0.05, end)
+        begun = cluster.transfer(1, 0, run, 0, "p", "", end, back) if back else end
+        sent = cluster.gang(0, run, first, "p", "made", LINE, begun, 0.1, end)
+        came = cluster.transfer(0, 1, run, first + 1, "p", "", sent, seconds)
+        end = cluster.gang(1, run, first + 2, "p", "head", LINE, came, 0.05, end)
         cluster.records.append(Event("finished", end, run=run, **of))
-    steps = [STEPS[0], [True, "", 2, 8, [0], ""], [False, "head", 2, 8, [1], ""]]
+    steps = [[False, "made", 1, 8, [0][:first], ""], [True, "", 2, 8, [first], ""],
+             [False, "head", 2, 8, [first + 1], ""]]  # fmt: skip
+    steps = [[True, "", 1, 8, [], ""]][:first] + steps
     cluster.records.append(Event("plan", 0.0, args={"plan": "k", "steps": steps}))
     found = Scene(0.0, 20.0)
     found.add(sorted(cluster.records, key=known_order), end)
     said = advice(found, end)
-    share = 100 * seconds / (0.15 + seconds)
+    share = 100 * (seconds + back) / (0.15 + seconds + back)
     held = (
-        "transfers hold up head (line 7 of cell.py: y = all(x, and_more_than_fits_into…)"
+        f"transfers hold up head{' and made' * first}"
+        " (line 7 of cell.py: y = all(x, and_more_than_fits_into…)"
         f" in each call of p, {share:.0f} % of the time while no device computes: "
     )
     assert said.startswith(held) == ("; send less, or place" in said) == (seconds > 0.1)

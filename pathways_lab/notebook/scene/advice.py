@@ -274,10 +274,16 @@ def _late(host: str, by: float, *more: str) -> str:
 
 
 def _before(scene: Scene, start: float, island: str, cause: str) -> str:
-    """The computation before which an island ("": any) waits longest for a cause, and its line."""
+    """The computation before which an island ("": any) waits longest for a cause, and its line;
+    with the next one, if it waits for that at least half as long."""
     bars = _newest(scene, start + scene.origin, island, WAITS.index(cause))
-    node = _most((bar.node, bar.busy) for bar in bars)
-    return node + line_of(scene, node) if node else ""
+    sums = _sums((bar.node, bar.busy) for bar in bars)
+    nodes = sorted(sums, key=lambda node: -sums[node])[:2]
+    nodes = [node for node in nodes if sums[node] >= HALF * sums[nodes[0]]]
+    lines = [line_of(scene, node) for node in nodes]
+    if len({*lines}) == 1:  # told once
+        lines[:-1] = [""] * (len(lines) - 1)
+    return " and ".join(map(str.__add__, nodes, lines))
 
 
 def _held_up(
@@ -335,10 +341,17 @@ def _made(scene: Scene, bars: Sequence[Bar]) -> str:
 
 def _most(seconds: Iterable[tuple[str, float]]) -> str:
     """The name that has most of the time, "" where none has a name."""
+    sums = _sums(seconds)
+    return max(sums, key=lambda name: sums[name], default="")
+
+
+def _sums(seconds: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The time of each name."""
     sums: dict[str, float] = {}
     for name, each in seconds:
-        sums[name] = sums.get(name, 0.0) + each
-    return max(filter(None, sums), key=lambda name: sums[name], default="")
+        if name:
+            sums[name] = sums.get(name, 0.0) + each
+    return sums
 
 
 def line_of(scene: Scene, node: str) -> str:
