@@ -412,6 +412,33 @@ def test_an_error_on_one_device_does_not_leave_the_others_waiting(place: Place) 
     assert [(d, str(e)) for d, e in executable.gangs.errors] == [(2, "not this one")]
 
 
+def test_after_an_error_a_device_calls_back_no_more_in_that_gang(place: Place) -> None:
+    """Libraries ask the user, or stop, in a callback that reads what an earlier one refused."""
+    called = []
+
+    def f(x: Any) -> Any:
+        def first(v: Any) -> Any:
+            if v[0] == 9:
+                raise ValueError("refused")
+            return v
+
+        def second(v: Any) -> Any:
+            called.append(v.tolist())
+            return v
+
+        x = jax.pure_callback(first, jax.ShapeDtypeStruct((4,), np.int32), x)
+        return (jax.pure_callback(second, jax.ShapeDtypeStruct((4,), np.int32), x),)
+
+    made = in_process(f, [((4,), "int32")], [CUT], [((4,), "int32")], [CUT])
+    executable = compile_code(made, place, no_output())
+    for first in (9, 1):
+        executable.gangs.errors = []
+        _, receipt = executable([put(place, np.arange(4) + first, "int32", CUT, (4,))])
+        receipt.block_until_ready()
+        assert [str(error) for _, error in executable.gangs.errors] == ["refused"] * (first == 9)
+    assert called == [[1, 2, 3, 4]]
+
+
 def raised(error: BaseException) -> Any:
     raise error
 

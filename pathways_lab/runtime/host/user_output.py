@@ -65,7 +65,8 @@ class Output(io.TextIOBase):
 
         A callback that raises, or returns something else than it promised, is noted,
         and its results are zeros: an error on one device would leave the others
-        waiting in the next collective, until XLA ends the process.  The client
+        waiting in the next collective, until XLA ends the process.  That device calls back
+        no more in this gang, as under plain JAX, where an error ends the computation.  The client
         that launched the gang must look at its errors.
         """
 
@@ -74,6 +75,8 @@ class Output(io.TextIOBase):
         ) -> Callable[..., Any]:
             def labelled(*args: Any) -> Any:
                 device = gangs.locals.get(int(args[0]) if numbered else 0, -1)
+                if any(each == device for each, _ in gangs.errors):
+                    return blanks()
                 before = getattr(self._local, "label", None)
                 self._local.label = (gangs.key[0], device)
                 try:
