@@ -62,6 +62,8 @@ class Session(Arrays, Functions):
             process_index=0,
             runtime_type="pathways_lab",
         )
+        for name, whether in _ATTRIBUTES.items():
+            made.client_attributes.attributes[name].bool_value = whether
         for number, (island, host, local) in enumerate(self._owned):
             text = f"LabDevice(id={number}, island={island}, host={host}, device={local})"
             device = made.all_devices.add(
@@ -117,6 +119,10 @@ class Session(Arrays, Functions):
         made = message("CheckValueReadyResponse")()
         self._when_there("check_value_ready_request", reply, waited, made)
 
+
+_ATTRIBUTES = {"serialize_with_sdy": True, "supports_executable_serialization": False}
+"""JAX asks its client for the first when it exports, and for the second before it writes what it
+has compiled to a cache of its own."""
 
 _NAMES = ("result_array_handle", "result_handle", "result_handles", "array_handles")
 """Fields of requests in which the client names arrays that are to be made."""

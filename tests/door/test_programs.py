@@ -89,6 +89,7 @@ LIBRARIES = {
     "with_flax.py": ["flax", "orbax.checkpoint"],
     "with_numpyro.py": ["numpyro"],
     "with_pathwaysutils.py": ["pathwaysutils"],
+    "with_tools.py": [],
 }
 """Scripts that use libraries over JAX, and these; they print their results, exactly."""
 
