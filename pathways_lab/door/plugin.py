@@ -175,6 +175,7 @@ def connect(lab: str, name: str, slice_index: bool) -> Connected:
     with native_log.clean(), _patient_threads():
         client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
     jax_backends.carry_arrays_across()
+    jax_backends.no_memory_statistics(client.runtime_type)
     jax_callbacks.keep_callables(client, callables.keep, callables.drop)
     made = Connected(client, said["client"], callables, child)
     _doors.append(made)

@@ -106,6 +106,22 @@ def carry_arrays_across() -> None:
     handlers[_array.ArrayImpl] = shard
 
 
+@functools.cache
+def no_memory_statistics(runtime: str) -> None:
+    """From now on ``memory_stats()`` of devices of this runtime is None, as of CPU devices.
+
+    JAX's method raises for every client that is not its own.
+    """
+    devices: Any = _jax.Device
+    statistics = devices.memory_stats
+
+    def memory_stats(self: Any) -> Any:
+        """Memory statistics of this device, by name; None if there are none."""
+        return None if self.client.runtime_type == runtime else statistics(self)
+
+    devices.memory_stats = memory_stats
+
+
 def weakened(array: Any) -> Any:
     """The same elements, of a type that gives way to others."""
     return _lax._convert_element_type(array, weak_type=True)

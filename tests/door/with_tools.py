@@ -1,4 +1,4 @@
-"""Tools of JAX that ask its client and its devices: export, the compilation cache.
+"""Tools of JAX that ask its client and its devices: export, the compilation cache, statistics.
 
 ``python with_tools.py FOLDER``: of a compilation cache.  Prints what it computes, exactly.
 """
@@ -35,3 +35,5 @@ show("called", jax.jit(back.call)(x))
 (rows,) = jax.export.symbolic_shape("rows")
 of_any = jax.export.export(jax.jit(lambda x: x.sum(0)))(jax.ShapeDtypeStruct((rows, 4), x.dtype))
 show("of any shape", of_any.call(jnp.ones((3, 4))))
+print("statistics", [device.memory_stats() for device in jax.devices()[:4]])
+print("of the program's own", jax.devices("cpu")[0].memory_stats())
