@@ -176,6 +176,7 @@ def connect(lab: str, name: str, slice_index: bool) -> Connected:
         client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
     jax_backends.carry_arrays_across()
     jax_backends.no_memory_statistics(client.runtime_type)
+    jax_callbacks.say_once()
     jax_callbacks.keep_callables(client, callables.keep, callables.drop)
     made = Connected(client, said["client"], callables, child)
     _doors.append(made)

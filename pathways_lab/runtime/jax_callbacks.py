@@ -18,6 +18,7 @@ Paper: section 4.2 (registering computations).
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import debugging as _debugging
+from jax._src import dispatch as _dispatch
 from jax._src import ffi as _ffi
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.export import _export
@@ -341,6 +343,32 @@ def keep_callables(client: Any, keep: Callable[[Any], int], drop: Callable[[int]
         return made
 
     vars(_compiler)["backend_compile_and_load"] = compiled
+
+
+@functools.cache
+def say_once() -> None:
+    """From now on a failed call that calls back in order fails the next such call, and no others.
+
+    JAX waits for the token of the last one, and it would keep a token that fails forever.
+    """
+    kept: Any = type(_dispatch.runtime_tokens)
+    take, wait = kept.get_token_input, kept.block_until_ready
+
+    def taken(self: Any, effect: Any, devices: Any) -> Any:
+        try:
+            return take(self, effect, devices)
+        except RuntimeError:
+            self.current_tokens.pop(effect, None)
+            raise
+
+    def waited(self: Any) -> None:
+        try:
+            wait(self)
+        except RuntimeError:
+            self.clear()
+            raise
+
+    kept.get_token_input, kept.block_until_ready = taken, waited
 
 
 def numbered(

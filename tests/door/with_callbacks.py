@@ -42,6 +42,21 @@ noted = jax.jit(lambda n: io_callback(lambda n: print("noted", n), None, n, orde
 for number in range(3):
     noted(number)
 jax.effects_barrier()
+
+
+def but_one(n):
+    if n == 1:
+        raise ValueError("not this one")
+    print("turn", n)
+
+
+turn = jax.jit(lambda n: io_callback(but_one, None, n, ordered=True))
+for number in range(3):
+    turn(number)
+    try:
+        jax.effects_barrier()
+    except jax.errors.JaxRuntimeError:
+        print("no turn", number)
 jax.jit(lambda x: jax.debug.print("the sum is {}", x.sum()))(x)
 jax.effects_barrier()
 try:
