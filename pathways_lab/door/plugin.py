@@ -116,6 +116,23 @@ def initialize() -> None:
         from jax.extend.backend import register_backend_factory
 
         register_backend_factory(PLATFORM, open_client, priority=500, fail_quietly=False)
+        _warn_of_others()
+
+
+def _warn_of_others() -> None:
+    """A program that chooses its platforms itself leaves the lab out, without an error."""
+    import warnings
+
+    import jax
+
+    config: Any = jax.config
+    asked = config.jax_platforms
+    if asked and PLATFORM not in asked.split(","):
+        warnings.warn(
+            f"this program has JAX_PLATFORMS (or jax_platforms) {asked!r}: it computes on devices"
+            f" of its own, and not on those of the lab. Leave it out, or name {PLATFORM!r} first",
+            stacklevel=2,
+        )
 
 
 def open_client() -> Any:

@@ -111,6 +111,18 @@ def test_libraries_over_jax_compute_on_the_lab_as_on_cpu_devices(lab, tmp_path, 
     assert there.count("\n") > 3
 
 
+@pytest.mark.parametrize(
+    ("chosen", "said"), [("'cpu'", True), ("'cpu,tpu'", True), ("'pathways,cpu'", False)]
+)
+def test_a_program_that_chooses_its_platforms_hears_that_the_lab_is_not_among_them(chosen, said):
+    code = f"import jax; jax.config.update('jax_platforms', {chosen}); jax.devices('cpu')"
+    environment = os.environ | {"PATHWAYS_LAB_DOOR": "/no/lab", "JAX_PLATFORMS": "pathways,cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert ("not on those of the lab" in done.stderr) is said, done.stderr
+
+
 def test_a_mesh_may_lie_on_all_devices_of_both_islands(lab):
     """Numbers are those of plain JAX on eight devices, and each device may have its island's."""
     with lab.door() as plain, lab.door(slice_index=True) as hybrid:
