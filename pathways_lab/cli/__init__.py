@@ -81,6 +81,13 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="give devices the number of their island, for mesh_utils.create_hybrid_device_mesh",
     )
+    script.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        default=[],
+        help="a module and its arguments, instead of a script",
+    )
     script.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
 
     stop = commands.add_parser(
@@ -133,12 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return demo.run(options.notebook, options.output)
     if options.command == "run":
-        if not options.script:
+        command = ["-m", *options.module] if options.module else options.script
+        if not command:
             parser().error("run: which script?  python -m pathways_lab run script.py")
         from pathways_lab.cli import run
 
         return run.run(
-            options.script,
+            command,
             options.islands,
             options.hosts_per_island,
             options.devices_per_host,
