@@ -74,6 +74,11 @@ def parser() -> argparse.ArgumentParser:
     script.add_argument("--islands", type=int, default=1, help="default: %(default)s")
     script.add_argument("--hosts-per-island", type=int)
     script.add_argument("--devices-per-host", type=int)
+    script.add_argument(
+        "--memory",
+        help="bytes per device that the script may use, or text like 4GiB"
+        " (default: a share of what is free)",
+    )
     script.add_argument("--lab", type=Path, help="a lab file, of a lab that runs already")
     script.add_argument("--name", default="", help="what the script is called on the lab")
     script.add_argument(
@@ -150,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.islands,
             options.hosts_per_island,
             options.devices_per_host,
+            options.memory,
             options.lab,
             options.name,
             options.slice_index,

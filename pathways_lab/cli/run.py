@@ -21,6 +21,7 @@ def run(
     islands: int,
     hosts_per_island: int | None,
     devices_per_host: int | None,
+    memory: str | None,
     lab_file: Path | None,
     name: str,
     slice_index: bool,
@@ -31,7 +32,7 @@ def run(
     """
     try:
         if lab_file is None:
-            lab = labs.start(islands, hosts_per_island, devices_per_host)
+            lab = labs.start(islands, hosts_per_island, devices_per_host, memory=memory)
         else:
             lab = labs.connect(lab_file)
         with lab, lab.door(name, slice_index=slice_index) as variables:

@@ -29,3 +29,9 @@ def test_neither_is_an_error_that_shows_how(given, capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", *given])
     assert "run script.py" in capsys.readouterr().err
+
+
+def test_the_lab_of_a_script_gets_the_memory_that_is_asked_for(capsys):
+    """What is no size is refused by ``pw.start`` before anything starts."""
+    assert cli.main(["run", "--memory", "lots", "train.py"]) == 1
+    assert "memory='lots' is not a size" in capsys.readouterr().err

@@ -214,7 +214,8 @@ def too_large(entry: Entry, ledger: Ledger) -> Failure | None:
                 f"{describe(entry)} needs {own + inputs:,} bytes per device of"
                 f" {ledger.cells[cell].island} ({inputs:,} of inputs and at most {own:,} more"
                 f" along its order) and they have {limit:,}",
-                "cut the arrays over more devices, donate inputs, or run smaller programs",
+                "cut the arrays over more devices, donate inputs, run smaller programs, or start"
+                " a lab with more memory= per device",
             )
     return None
 
