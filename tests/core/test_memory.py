@@ -357,6 +357,21 @@ def test_what_is_given_up_takes_no_patience_from_others() -> None:
     assert script.control.due == math.inf
 
 
+def test_a_stalemate_counts_values_that_are_alike() -> None:
+    """A loop that holds too much made them all by one line, under one name."""
+    script = Script(memory=18)
+    plan = heavy(script, script.slice(4), 4)
+    for _ in range(3):
+        script.submit(plan)
+        script.finish_all()
+    last = script.submit(plan)
+    script.pass_time(1.0)
+    failure = script.ended[last.run].failure
+    assert failure is not None
+    assert "Held by 3 times p.f.0 of kernel-1 (4 bytes each on slice s1, kept" in failure.message
+    assert failure.message.count("p.f.0") == 1
+
+
 def test_a_run_has_the_room_of_handles_that_were_dropped_with_it() -> None:
     script = Script(memory=30)
     plan = heavy(script, script.slice(4), 12)

@@ -295,11 +295,12 @@ def stalemate(
                     f" {ledger.cells[cell].island}, {limit - used:,} of {limit:,} are free"
                 )
                 break
-    holders = [
-        f"{b.name or f'buffer {b.id}'} of {b.owner} ({b.nbytes:,} bytes on"
-        + f" slice {slice_name(b.slice)}, kept by {keepers(b)})"
-        for b in store.largest(cells, bounded)[:8]
-    ]
+    alike: dict[tuple[str, str, SliceId, int], list[BufferRecord]] = {}
+    for b in store.largest(cells, bounded):
+        key = b.name or f"buffer {b.id}", b.owner, b.slice, b.nbytes
+        alike.setdefault(key, []).append(b)
+    most_first = sorted(alike.values(), key=lambda found: -found[0].nbytes * len(found))
+    holders = [_holders(found) for found in most_first[:8]]
     name = describe(victim) if isinstance(victim, Entry) else f"a run of {victim.index.plan.name!r}"
     return Failure(
         "stalemate",
@@ -307,6 +308,16 @@ def stalemate(
         f" waits fits. {'; '.join(stories)}. Held by {', '.join(holders) or 'nobody'}.",
         "drop handles that are no longer needed, donate inputs, or use more devices"
         + (", or ask an owner of the lab for a larger quota" if bounded else ""),
+    )
+
+
+def _holders(alike: list[BufferRecord]) -> str:
+    """Buffers of one name, client, slice and size, in words."""
+    first, several = alike[0], len(alike) > 1
+    return (
+        f"{f'{len(alike):,} times ' * several}{first.name or f'buffer {first.id}'} of {first.owner}"
+        f" ({first.nbytes:,} bytes{' each' * several} on slice {slice_name(first.slice)},"
+        f" kept by {keepers(first)})"
     )
 
 
