@@ -50,8 +50,8 @@ def look_into(page: Page) -> None:
         start, end, _ = page.page.evaluate(SHOWN)
         return start, end - start
 
+    until(lambda: page.page.is_disabled(".pathways-lab-scrubber"))  # everything is shown
     start, length = shown()
-    assert page.page.is_disabled(".pathways-lab-scrubber"), "everything is shown"
     x, y, gang = page.newest_mark("queues", "queues-bars")
     page.page.mouse.click(x, y)
     page.page.mouse.wheel(0, -600)
