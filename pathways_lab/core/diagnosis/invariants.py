@@ -12,6 +12,8 @@ Paper: section 4.4 (one order), section 4.6 (memory).
 
 from __future__ import annotations
 
+import math
+
 from collections import Counter
 
 from pathways_lab.core.control import Control
@@ -71,10 +73,11 @@ def _waiting(control: Control) -> None:
         assert stands_back or lacks(entry, ledger, state.quotas), f"{describe(entry)} fits"
     patience = state.rules.patience
     if patience is not None:
-        late = [e for e in control.grants.stuck() if e.hopeless + patience <= state.time]
-        assert not late, f"nothing will ever make room for {', '.join(map(describe, late))}"
-        unseen = [e for e in control.grants.stuck() if e.hopeless + patience < control.due]
-        assert not unseen, f"nobody will give up {', '.join(map(describe, unseen))}"
+        stuck = {describe(entry): entry.hopeless + patience for entry in control.grants.stuck()}
+        late = [name for name, end in stuck.items() if end <= state.time]
+        assert not late, f"nothing will ever make room for {', '.join(late)}"
+        unseen = [name for name, end in stuck.items() if not control.due <= end < math.inf]
+        assert not unseen, f"nobody will give up {', '.join(unseen)}"
 
 
 def _pace(state: State) -> None:
