@@ -30,6 +30,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from jax._src import api as _api
 from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
@@ -339,16 +340,16 @@ def needed(jaxpr: Any, outputs: Sequence[bool]) -> list[bool]:
     return list(_partial_eval.dce_jaxpr(jaxpr, list(outputs))[1])
 
 
-def errors_read_by(fetch: Callable[[Any], Any]) -> None:
-    """Have the errors of ``checkify`` read what *fetch* makes of them.
-
-    They give their leaves to JAX, which takes its own arrays only.
+def values_read_by(fetch: Callable[[Any], Any], key: Callable[[Any], Any]) -> None:
+    """Have errors of ``checkify`` read what *fetch* makes of them, ``jax.device_get`` what *key*
+    makes of a leaf, and IPython print what says that it is an array of JAX's by its ``repr``.
     """
-    error_class: Any = _checkify.Error
-    check: Any = _checkify._check_error
-    look = error_class.get_exception
-    vars(_checkify)["_check_error"] = lambda error, **how: check(fetch(error), **how)
+    checks, api, error_class = vars(_checkify), vars(_api), vars(_checkify)["Error"]
+    check, get, look = checks["_check_error"], api["_device_get"], error_class.get_exception
+    checks["_check_error"] = lambda error, **how: check(fetch(error), **how)
     error_class.get_exception = lambda error: look(fetch(error))
+    api["_device_get"] = lambda leaf: get(key(leaf))
+    vars(_jax)["Array"]._repr_pretty_ = lambda array, to, cycle: to.text(repr(array))
 
 
 def whole_tracebacks() -> Any:

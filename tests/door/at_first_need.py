@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from IPython.lib.pretty import pretty
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -32,6 +33,10 @@ assert isinstance(handle + before, pw.Handle)
 assert isinstance(2.0 * handle.mean(), pw.Handle)
 assert handle.sharding == cut
 assert np.array_equal(jax.device_get(jax.block_until_ready(handle[2:])), numbers[2:])
+there = pw.device_put(keys := jax.random.split(jax.random.key(7)), place)
+fetched = jax.device_get({"rng": there})["rng"]
+assert np.array_equal(jax.random.key_data(fetched), jax.random.key_data(keys))
+assert pretty([there]) == f"[{there}]", pretty([there])
 assert np.array_equal(pw.program(lambda v: jnp.sum(handle) + v)(1.0), 29)
 assert np.array_equal(pw.program(lambda v: jax.jit(jnp.add)(handle, v))(1.0), numbers + 1)
 try:

@@ -460,4 +460,9 @@ def _fetched(tree: Any) -> Any:
     return jax.device_get(tree) if any(type(x) is Handle for x in jax.tree.leaves(tree)) else tree
 
 
-jax_private.errors_read_by(_fetched)
+def _key(leaf: Any) -> Any:
+    """JAX's random key in place of a handle of one."""
+    return leaf.result() if type(leaf) is Handle and is_key(leaf.type.dtype) else leaf
+
+
+jax_private.values_read_by(_fetched, _key)
