@@ -278,6 +278,26 @@ def test_a_wait_that_is_interrupted_shows_only_own_lines(shell: Shell) -> None:
     assert "waiting.py" in str(shell.captured.stdout), "all of it is there for whoever wants it"
 
 
+def test_a_cell_that_found_no_memory_leaves_room_for_another_try(shell: Shell) -> None:
+    """Tracebacks keep the variables of functions, also that of an error of the user's before."""
+    shell.run(
+        "one = lab.slice(1)\n"
+        "large = pw.jit(lambda: jnp.ones(400 << 18, jnp.float32), on=one)\n"
+        "def train(n, end=''):\n"
+        "    held = [large() for _ in range(n)]\n"
+        "    jax.block_until_ready(held)\n"
+        "    return int(end or n)"
+    )
+    shell.fail("train(1, 'mine')")
+    assert isinstance(shell.error, ValueError)
+    assert "was given up" in shell.fail("train(3)")
+    assert shell.run("train(2)") == 2
+    shell.fail("train(3)")
+    shell.run("%pw_traceback")
+    assert "jax.block_until_ready(held)" in shell.captured.stdout
+    shell.run("one.release()")
+
+
 def test_an_error_on_a_device_is_shown_at_the_line_that_caused_it(shell: Shell) -> None:
     shell.run(
         "def check(v):\n    raise ValueError('the sensor is broken')\n"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -27,6 +28,9 @@ AROUND = 2
 
 HOOK = "_render_traceback_"
 """IPython asks an exception for this before it makes a traceback of its own."""
+
+NO_ROOM = ("memory", "stalemate")
+"""The kinds of failures that come of too little memory."""
 
 
 def render(error: PathwaysError, place_name: Callable[[str], str] = str) -> list[str]:
@@ -110,11 +114,27 @@ class Renderer:
         def rendered(error: PathwaysError) -> list[str]:
             # It is asked for more than once for one error; the picture comes once.
             new, renderer.last = error is not renderer.last, error
+            if error.failure.kind in NO_ROOM:
+                renderer.let_go(error)
             if new and error.failure.story is not None and hasattr(renderer.shell, "kernel"):
                 _show(error.failure.story)
             return render(error, cell_name(renderer.shell))
 
         setattr(PathwaysError, HOOK, rendered)
+
+    def let_go(self, error: BaseException | None) -> None:
+        """Drop the variables of the functions that this error has ended, and the one shown before.
+
+        Tracebacks keep them, with all their handles: no memory would be free for another try.
+        """
+        traces = [getattr(self.shell.InteractiveTB, "tb", None)]
+        while error is not None:
+            traces.append(error.__traceback__)
+            error = error.__context__
+        for trace in traces:
+            traceback.clear_frames(trace)
+            for frame, _ in traceback.walk_tb(trace):
+                _copied = frame.f_locals  # Python 3.11 renews a frame's older copy of them
 
     def remove(self) -> None:
         """The inverse of :meth:`install`."""
