@@ -13,7 +13,6 @@ Paper: section 4.4 (one order), section 4.6 (memory).
 from __future__ import annotations
 
 import math
-
 from collections import Counter
 
 from pathways_lab.core.control import Control
