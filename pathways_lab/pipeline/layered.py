@@ -138,13 +138,20 @@ class Layered(Generic[State]):
 
         inputs, labels: pytrees of arrays of [batch, ...]; the batch is cut along the first
             axis, in order: into microbatches, or into the shares of slices.
-        Raises PathwaysError when it cannot be cut so.
+        Raises PathwaysError when it cannot be cut so, and for arrays of different [batch].
         """
-        for leaf in jax.tree.leaves((inputs, labels)):
+        leaves = jax.tree.leaves((inputs, labels))
+        for leaf in leaves:
             if not np.ndim(leaf) or np.shape(leaf)[0] % self._examples:
                 raise refused(
                     f"a batch of shape {np.shape(leaf)} cannot be cut into {self._cut_into}",
                     f"use a multiple of {self._examples} examples",
+                )
+            if np.shape(leaf)[0] != np.shape(leaves[0])[0]:
+                raise refused(
+                    f"arrays of shapes {np.shape(leaves[0])} and {np.shape(leaf)} in one batch have"
+                    " different numbers of examples along their first axes",
+                    "give as many labels as inputs: a part of a batch is cut from all its arrays",
                 )
         result: tuple[State, Any] = self.program(state, inputs, labels)
         return result

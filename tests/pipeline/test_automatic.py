@@ -148,6 +148,8 @@ def test_what_cannot_be_is_refused_before_anything_runs(fake: FakeLab) -> None:
         make([one], "pipedream")
     with pytest.raises(PathwaysError, match="cannot be cut into 5 stages"):
         make([one] * 5, "gpipe")
+    with pytest.raises(PathwaysError, match=r"2\.5 microbatches: both are whole numbers"):
+        make([one], "gpipe", microbatches=2.5)
     hangs = pw.pipeline.Schedule.read("bad", "F0 B0 F1 B1\nF1 F0 B1 B0")
     with pytest.raises(PathwaysError, match="would hang"):
         make([one, one], hangs)
@@ -158,7 +160,9 @@ def test_what_cannot_be_is_refused_before_anything_runs(fake: FakeLab) -> None:
     pipe = make([one], "gpipe")
     with pytest.raises(PathwaysError, match=r"shape \(7, 6\) cannot be cut into 4"):
         pipe.step(pipe.init(), X[:7], LABELS[:7])
-    assert fake.connection.traffic.sent["submit"] == 1  # the optimizer's memory
+    with pytest.raises(PathwaysError, match="different numbers of examples"):
+        pipe.step(pipe.init(), X[:8], LABELS[:4])  # one label for each microbatch broadcasts
+    assert fake.connection.traffic.sent["submit"] == 2  # the optimizer's memory
 
 
 def test_what_is_refused_names_the_users_line_and_so_do_nodes(fake: FakeLab) -> None:
