@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import functools
 import heapq
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.schedule import KINDS, Kind, Schedule, Task, tasks
@@ -383,8 +384,11 @@ def _alternate(
 
 
 def _check(name: str, stages: int, microbatches: int) -> None:
-    if stages < 1 or microbatches < 1:
+    if not all(
+        isinstance(n, SupportsIndex) and operator.index(n) >= 1 for n in (stages, microbatches)
+    ):
         raise refused(
-            f"{name} of {stages} stages and {microbatches} microbatches: both are at least 1",
+            f"{name} of {stages} stages and {microbatches} microbatches: both are whole numbers,"
+            " at least 1",
             "for example 4 stages and 16 microbatches",
         )

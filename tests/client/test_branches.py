@@ -134,6 +134,8 @@ def test_errors_name_the_difference_and_the_remedy(places: list[pw.Slice]) -> No
         pw.jit(lambda v: pw.cond(v.sum() > 0, double, half, v), on=places[0])(x).result()
     with pytest.raises(PathwaysError, match="0 to 10000"):
         pw.until(lambda v: v, double, x, at_most=-1)
+    with pytest.raises(PathwaysError, match=r"at_most=2\.5"):
+        pw.until(lambda v: v, double, x, at_most=2.5)  # type: ignore[arg-type]
 
 
 OPERATIONS = st.deferred(

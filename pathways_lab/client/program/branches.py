@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -130,9 +130,10 @@ def until(
         def solve(x):
             return pw.until(converged, improve, x, at_most=100)
     """
-    if not 0 <= at_most <= MOST:
+    if not isinstance(at_most, SupportsIndex) or not 0 <= at_most <= MOST:
         raise failures.refused(
-            f"at_most={at_most} turns of pw.until", f"0 to {MOST}: each is in the plan"
+            f"at_most={at_most} turns of pw.until",
+            f"a whole number, 0 to {MOST}: each is in the plan",
         )
     capture = captured_in("until")
     if capture is None:
