@@ -69,6 +69,7 @@ LOADS = {
     "none for two": [[0, 3]] * ROWS,
     "skewed": [[0, 1]] + [[2, 0]] * (ROWS - 1),
     "even": [[n % 4, (n + 1) % 4] for n in range(ROWS)],
+    "dropped": [[-1, n % 6 - 1] for n in range(ROWS)],  # experts are 0 to 3
 }
 
 
@@ -160,6 +161,8 @@ def test_sizes_that_do_not_hold_all_rows_are_refused(fake: FakeLab) -> None:
     for xs, more, text in (([], [], "an empty list"), ([x, x], [x], "list of 2 arrays, and an")):
         with pytest.raises(pw.PathwaysError, match=text):
             small(parameters, xs, *more)
+    with pytest.raises(pw.PathwaysError, match="there is at least one row"):
+        small(parameters, pw.device_put(np.zeros((0, WIDTH), np.float32), place))
     with pytest.raises(pw.PathwaysError, match="are of different types"):
         small(parameters, [x, pw.device_put(np.zeros((2, 9), np.float32), place)])
     with pytest.raises(pw.PathwaysError, match="is no list of slices"):

@@ -49,7 +49,8 @@ def experts(
         by itself.
     on: the slices; expert *n* is on ``on[n % len(on)]``.
     route(x, \\*more): which experts each row of ``x`` goes to, and with which weights: integers and
-        floats of shape ``[rows, k]``; in a program, so plain JAX or a compiled function.
+        floats of shape ``[rows, k]``; in a program, so plain JAX or a compiled function.  A number
+        that is no expert's, such as -1, sends the row nowhere, and adds nothing.
     sizes: numbers of rows for which an expert is compiled; None: powers of two up to all rows.
 
     ``moe(parameters, x, *more)`` is the weighted sum of the experts' rows, ``[rows, any]``, where
@@ -140,6 +141,8 @@ class Experts:
             wrong = ""
             if x.ndim != 2:
                 wrong = f"x is {jax.typeof(x)}, and rows are an array of shape [rows, width]"
+            elif not len(x):
+                wrong = f"x is {jax.typeof(x)}: there is at least one row"
             elif (x.shape[1], x.dtype) != (xs[0].shape[1], xs[0].dtype):
                 wrong = f"rows of {jax.typeof(xs[0])} and {jax.typeof(x)} are of different types"
             elif choice.ndim != 2 or choice.shape != weights.shape or len(choice) != len(x):
@@ -298,7 +301,8 @@ def _same(value: Any) -> Any:
 
 def _counted(choice: Any, *, count: int, width: int, dtype: str) -> Any:
     """Pairs of a row and an expert in the order of the experts; how many each has; an empty sum."""
-    flat = choice.reshape(-1)
+    flat = choice.reshape(-1).astype(jnp.int32)
+    flat = jnp.where(flat < 0, count, flat)  # behind all experts: else counted for the first
     return (
         jnp.argsort(flat, stable=True).astype(jnp.int32),
         jnp.bincount(flat, length=count).astype(jnp.int32),
