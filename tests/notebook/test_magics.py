@@ -298,6 +298,38 @@ def test_a_cell_that_found_no_memory_leaves_room_for_another_try(shell: Shell) -
     shell.run("one.release()")
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "def wrong(v):\n    return {}['nokey']\npw.jit(wrong, on=left)(x)",
+        "@pw.program\ndef wrong(v):\n    return {}['nokey']\nwrong(x)",
+        "double({}['nokey'])",
+    ],
+)
+def test_errors_of_the_own_code_show_only_own_lines_wherever_they_are_raised(
+    shell: Shell, cell: str
+) -> None:
+    shown = shell.fail(cell)
+    assert isinstance(shell.error, KeyError)
+    assert "['nokey']" in shown
+    assert "pathways_lab/" not in shown
+    assert shown.count("---->") <= 2, "the call, and the line in the function"
+
+
+def test_a_call_that_is_interrupted_shows_only_own_lines(shell: Shell) -> None:
+    shell.run("import os, signal\ndef strike(v):\n    os.kill(os.getpid(), signal.SIGINT)")
+    shown = shell.fail("pw.jit(strike, on=left)(x)")
+    assert isinstance(shell.error, KeyboardInterrupt)
+    assert "pathways_lab/" not in shown
+
+
+def test_containers_of_handles_show_what_these_are(shell: Shell) -> None:
+    looks = shell.ip.display_formatter.format
+    handle = shell.run("double(x)")
+    for value in (handle, [handle], {"w": (handle,)}):
+        assert looks(value)[0]["text/plain"].count("<Handle ") == 1
+
+
 def test_an_error_on_a_device_is_shown_at_the_line_that_caused_it(shell: Shell) -> None:
     shell.run(
         "def check(v):\n    raise ValueError('the sensor is broken')\n"
@@ -452,6 +484,7 @@ def test_unloading_takes_everything_back(lab: Any) -> None:
     shell.run("%unload_ext pathways_lab")
     assert jax.jit is not patched or patched is jit
     assert shell.ip.find_cell_magic("pw_program") is None
+    assert "structured_traceback" not in vars(shell.ip.InteractiveTB)
     assert "pathways_lab_options" not in [
         getattr(m, "matcher_identifier", "") for m in shell.ip.Completer.custom_matchers
     ]

@@ -47,8 +47,9 @@ def _folder(path: str | pathlib.Path) -> str:
     return str(path).rstrip("/") + "/"
 
 
+_OWN = tuple(_folder(_PACKAGE / part) for part in _LAYERS)
 _WAITING = (
-    *(_folder(_PACKAGE / part) for part in _LAYERS),
+    *_OWN,
     _folder(pathlib.Path(jax.__file__).parent),
 )
 """Where a thread may wait for a value of the lab."""
@@ -190,6 +191,11 @@ def without_machinery(trace: TracebackType | None) -> TracebackType | None:
     for entry in reversed(kept):
         rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return rest
+
+
+def passes_the_lab(trace: TracebackType | None) -> bool:
+    """Whether an exception came by a function of Pathways Lab."""
+    return any(file.startswith(_OWN) for file, _ in _inwards(trace))
 
 
 def raised_by_user(trace: TracebackType | None) -> bool:

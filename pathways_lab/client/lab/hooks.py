@@ -41,9 +41,6 @@ show_progress: Callable[[], Show] | None = None
 show_line: Callable[[], Tell] | None = None
 """Makes a display of what a cell waits for, one line that changes; None: lines on stderr."""
 
-interrupted: Callable[[KeyboardInterrupt], None] | None = None
-"""``interrupted(error)``: told of a Ctrl-C that ends a wait, before whoever waits hears of it."""
-
 open_notes: Callable[[], Callable[[str | Failure], None]] | None = None
 """Makes a place below the running cell for what is noticed later, by any thread."""
 

@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from pathways_lab.client.lab import hooks
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure
 from pathways_lab.transport.reactor import Reactor
@@ -111,20 +110,15 @@ class Board:
                 f"timeout={timeout!r} is not a number of seconds",
                 "give seconds, or None to wait as long as it takes",
             )
-        try:
-            while not done():
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(f"{what} took longer than {timeout} s; it goes on")
-                if self._reactor.lead(done, left):
-                    # Somebody else who waits may read from now on.
-                    self._wake_sleepers()
-                else:
-                    self._sleep(done, None if left is None else min(left, threading.TIMEOUT_MAX))
-        except KeyboardInterrupt as error:
-            if hooks.interrupted is not None:
-                hooks.interrupted(error)
-            raise
+        while not done():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"{what} took longer than {timeout} s; it goes on")
+            if self._reactor.lead(done, left):
+                # Somebody else who waits may read from now on.
+                self._wake_sleepers()
+            else:
+                self._sleep(done, None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def _sleep(self, done: Callable[[], bool], seconds: float | None) -> None:
         mine: queue.SimpleQueue[None] = queue.SimpleQueue()

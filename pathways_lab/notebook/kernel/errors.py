@@ -23,6 +23,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.program import Line
 
 RED, DIM, RESET = "\x1b[31m", "\x1b[2m", "\x1b[0m"
+HINT = f"{DIM}  (%pw_traceback shows everything){RESET}"
 AROUND = 2
 """Lines of the source shown before and after the user's own."""
 
@@ -47,7 +48,7 @@ def render(error: PathwaysError, place_name: Callable[[str], str] = str) -> list
     if failure.remedy:
         out.append(f"  remedy: {failure.remedy}")
     out += [f"  note: {note}" for note in getattr(error, "__notes__", ())]
-    out.append(f"{DIM}  (%pw_traceback shows everything){RESET}")
+    out.append(HINT)
     return out
 
 
@@ -97,86 +98,78 @@ def _show(story: Stuck) -> None:
     show(story)
 
 
-class Renderer:
-    """Shows PathwaysErrors compactly in one shell, wherever they are raised.
+def _let_go(error: BaseException | None) -> None:
+    """Drop the variables of the functions that an error has ended.
 
-    last: the newest error that was shown so, with its traceback.
+    Its traceback keeps them, with all their handles: no memory would be free for another try.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            _copied = frame.f_locals  # Python 3.11 renews a frame's older copy of them
+        error = error.__context__
+
+
+class Renderer:
+    """Shows errors compactly in one shell, wherever they are raised.
+
+    last: the newest error that was shown, with its traceback.
     """
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.last: BaseException | None = None
+        self._every_frame = shell.InteractiveTB.structured_traceback
 
     def install(self) -> None:
-        """IPython asks every PathwaysError how it looks from now on."""
+        """IPython asks every PathwaysError how it looks from now on, and this of all others."""
         renderer = self
 
         def rendered(error: PathwaysError) -> list[str]:
             # It is asked for more than once for one error; the picture comes once.
-            new, renderer.last = error is not renderer.last, error
+            before, renderer.last = renderer.last, error
             if error.failure.kind in NO_ROOM:
-                renderer.let_go(error)
-            if new and error.failure.story is not None and hasattr(renderer.shell, "kernel"):
+                _let_go(before)
+                _let_go(error)
+            if (
+                error is not before
+                and error.failure.story is not None
+                and hasattr(renderer.shell, "kernel")
+            ):
                 _show(error.failure.story)
             return render(error, cell_name(renderer.shell))
 
         setattr(PathwaysError, HOOK, rendered)
-
-    def let_go(self, error: BaseException | None) -> None:
-        """Drop the variables of the functions that this error has ended, and the one shown before.
-
-        Tracebacks keep them, with all their handles: no memory would be free for another try.
-        """
-        traces = [getattr(self.shell.InteractiveTB, "tb", None)]
-        while error is not None:
-            traces.append(error.__traceback__)
-            error = error.__context__
-        for trace in traces:
-            traceback.clear_frames(trace)
-            for frame, _ in traceback.walk_tb(trace):
-                _copied = frame.f_locals  # Python 3.11 renews a frame's older copy of them
+        self.shell.InteractiveTB.structured_traceback = self._own_frames
 
     def remove(self) -> None:
         """The inverse of :meth:`install`."""
         if HOOK in vars(PathwaysError):
             delattr(PathwaysError, HOOK)
+        vars(self.shell.InteractiveTB).pop("structured_traceback", None)
 
-    def compact(self, error: Exception) -> None:
-        """Make IPython show *error* with the user's own frames only."""
-        if isinstance(error, PathwaysError):
-            return
-        trace = source_lines.without_machinery(error.__traceback__)
-
-        def rendered() -> list[str]:
-            self.last = error
-            return self._structured(error, trace)
-
-        error.__dict__[HOOK] = rendered
-
-    def interrupted(self, error: KeyboardInterrupt) -> None:
-        """Have IPython show the user's own frames only of a wait that Ctrl-C has ended."""
-
-        def rendered() -> list[str]:
-            self.last = error
-            # Not before: it passes the user's frames on its way.
-            return self._structured(error, source_lines.without_machinery(error.__traceback__))
-
-        error.__dict__[HOOK] = rendered
-
-    def _structured(self, error: BaseException, trace: TracebackType | None) -> list[str]:
-        return list(self.shell.InteractiveTB.structured_traceback(type(error), error, trace))
+    def _own_frames(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[str]:
+        """IPython's traceback; the user's frames only, if any is of Pathways Lab."""
+        self.last = error
+        if not source_lines.passes_the_lab(trace):
+            return list(self._every_frame(kind, error, trace, *args, **kwargs))
+        own = source_lines.without_machinery(trace)
+        out = list(self._every_frame(kind, error, own, *args, **kwargs))
+        return [*out, HINT] if isinstance(error, Exception) else out
 
     def everything(self) -> str:
         """The newest error with every frame, and what its host said."""
         error = self.last or getattr(sys, "last_value", None)
         if error is None:
             return "no error yet"
-        kept = error.__dict__.pop(HOOK, None)
-        try:
-            text = "\n".join(self._structured(error, error.__traceback__))
-        finally:
-            if kept is not None:
-                error.__dict__[HOOK] = kept
+        text = "\n".join(self._every_frame(type(error), error, error.__traceback__))
         failure = getattr(error, "failure", None)
         # A failure in this process is in the frames above already.
         if isinstance(failure, Failure) and failure.details and error.__cause__ is None:

@@ -43,7 +43,6 @@ class Extension:
         shell.register_magics(self.magics)
         shell.Completer.custom_matchers.append(self.matcher)
         self.renderer.install()
-        self._interrupted, hooks.interrupted = hooks.interrupted, self.renderer.interrupted
         formatters = shell.display_formatter.formatters
         formatters["text/plain"].for_type(Stuck, lambda story, p, cycle: p.text(str(story)))
         formatters["text/html"].for_type(Stuck, stall_figure.as_html)
@@ -67,7 +66,6 @@ class Extension:
         if self._note_cell in self.shell.events.callbacks["pre_run_cell"]:
             self.shell.events.unregister("pre_run_cell", self._note_cell)
         self.renderer.remove()
-        hooks.interrupted = self._interrupted
         for kind in ("text/plain", "text/html"):
             self.shell.display_formatter.formatters[kind].pop(Stuck, None)
         hooks.show_progress, hooks.open_notes = self._progress, self._notes

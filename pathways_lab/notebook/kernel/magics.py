@@ -165,9 +165,6 @@ class PathwaysMagics(magic.Magics):
                     detached.detach(lab, name, done)
         except (CellRefused, SyntaxError) as error:
             raise self._refused(error, name) from None
-        except Exception as error:
-            self.renderer.compact(error)
-            raise
         self._bind(options.name, program)
         if not program.runs:
             print(
