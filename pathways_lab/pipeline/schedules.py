@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import functools
 import heapq
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from numbers import Integral
+from typing import Any
 
 from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.schedule import KINDS, Kind, Schedule, Task, tasks
@@ -383,12 +383,14 @@ def _alternate(
     return (*found, *backward[len(forward) - warm_up :])
 
 
+def _counts(number: Any) -> bool:
+    return isinstance(number, Integral) and int(number) >= 1
+
+
 def _check(name: str, stages: int, microbatches: int) -> None:
-    if not all(
-        isinstance(n, SupportsIndex) and operator.index(n) >= 1 for n in (stages, microbatches)
-    ):
+    if not (_counts(stages) and _counts(microbatches)):
         raise refused(
-            f"{name} of {stages} stages and {microbatches} microbatches: both are whole numbers,"
-            " at least 1",
+            f"{name} of {stages} stages and {microbatches} microbatches: both are whole numbers"
+            " from 1 on",
             "for example 4 stages and 16 microbatches",
         )

@@ -229,3 +229,20 @@ def test_the_same_array_under_two_names_is_one_input(fake: FakeLab, f: Any) -> N
     program, values = cell("z = f(x) + y"), {"f": f, "x": X, "y": X}
     assert program.capture(values).inputs == ("x",)
     np.testing.assert_allclose(program(values)["z"].result(), X * 3)
+
+
+def test_a_call_that_does_not_fit_the_function_is_refused_at_its_line(fake: FakeLab) -> None:
+    double = pw.jit(lambda x: 2 * x, on=fake.slice(1))
+    with pytest.raises(pw.PathwaysError, match="unexpected keyword argument 'y'") as caught:
+        double(np.ones(2), y=3)  # here
+    assert caught.value.failure.line.text == "double(np.ones(2), y=3)  # here"
+    with pytest.raises(pw.PathwaysError, match="incompatible shapes") as caught:
+        double(np.ones(2)) + double(np.ones(3))
+    assert caught.value.failure.line.text == "double(np.ones(2)) + double(np.ones(3))"
+
+
+def test_python_that_reads_an_argument_is_told_of_static_ones(fake: FakeLab) -> None:
+    flagged = pw.jit(lambda x, flag: x if flag else -x, on=fake.slice(1))
+    with pytest.raises(pw.PathwaysError, match="Python control flow") as caught:
+        flagged(np.ones(2), True)
+    assert "static_argnames" in caught.value.failure.remedy

@@ -214,9 +214,9 @@ def test_words_that_are_no_tasks_are_refused_with_their_place() -> None:
         Schedule.read("mine", "F0 B0\nX0")
 
 
-@pytest.mark.parametrize("size", [(0, 1), (1, 0), (-1, 4)])
+@pytest.mark.parametrize("size", [(0, 1), (1, 0), (-1, 4), (2, 2.5)])
 def test_sizes_that_cannot_be(size: tuple[int, int]) -> None:
-    with pytest.raises(PathwaysError, match="at least 1"):
+    with pytest.raises(PathwaysError, match="whole numbers from 1 on"):
         gpipe(*size)
     with pytest.raises(PathwaysError, match="multiple"):
         interleaved(4, 6)

@@ -46,7 +46,8 @@ _REASONS: tuple[tuple[type[BaseException], str, str], ...] = (
         "Python control flow depends on the value of an array, and values come after the run",
         "pw.cond(value, f, g, *args) runs the nodes of one of two functions, and pw.until(done,"
         " body, state, at_most=n) repeats those of one; inside a compiled function: jax.lax.cond,"
-        " jax.lax.while_loop or jnp.where",
+        " jax.lax.while_loop or jnp.where; an argument that only Python reads is static"
+        " (static_argnames)",
     ),
     (
         jax.errors.TracerArrayConversionError,
@@ -166,6 +167,8 @@ def reraise(error: Exception, *, program: str = "", node: str = "", called: str 
     becomes a PathwaysError from it.  called: the call with its types.
     """
     line = source_lines.of_traceback(error.__traceback__)
+    if not line.number:  # JAX or NumPy refused the call itself: no frame of the user's is inside
+        line = source_lines.of_caller()
     if isinstance(error, PathwaysError):
         known = error.failure
         error.failure = dataclasses.replace(
