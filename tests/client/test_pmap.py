@@ -53,6 +53,9 @@ def test_axes_and_places_that_do_not_go_with_their_trees_are_refused(fake: FakeL
         assert "tree prefix" in caught.value.failure.remedy
     with pytest.raises(pw.PathwaysError, match=r"^the target of device_put does not have"):
         pw.device_put({"x": X}, {"y": on})
+    with pytest.raises(pw.PathwaysError, match=r"device_put is of type str") as caught:
+        pw.device_put({"x": X, "mode": "fast"}, on)
+    assert "leave it out of the tree" in caught.value.failure.remedy
     some = pw.device_put({"x": {"a": X, "b": X}, "y": None, "z": X}, {"x": on, "y": on, "z": on})
     assert jax.tree.leaves(jax.tree.map(lambda h: h.slice is on, some)) == [True] * 3
 

@@ -127,13 +127,21 @@ def shard_bytes(kind: ArrayType, layout: Layout) -> int:
         ) from None
 
 
-def no_array(leaf: Any, what: str) -> Exception:
-    """The error for an argument leaf that is neither array nor number of JAX's."""
+def not_put(leaf: Any) -> Exception:
+    """The error for what ``device_put`` cannot put: nothing of it can be static."""
+    return no_array(leaf, "a leaf given to device_put", "leave it out of the tree")
+
+
+def no_array(
+    leaf: Any,
+    what: str,
+    otherwise: str = "declare it static (static_argnums, static_argnames)",
+) -> Exception:
+    """The error for a leaf that is neither array nor number of JAX's.  otherwise: what to do."""
     if isinstance(leaf, int):
         return failures.capture_failure(
             f"{what} is {leaf}, which does not fit into {jax.dtypes.canonicalize_dtype(int)}",
-            "pass a float, an array of a wider type (64 bits need jax_enable_x64), or declare it"
-            " static (static_argnums, static_argnames)",
+            f"pass a float, an array of a wider type (64 bits need jax_enable_x64), or {otherwise}",
         )
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:
         return failures.capture_failure(f"{what} is {FLOAT0}", "leave it out")
@@ -144,5 +152,5 @@ def no_array(leaf: Any, what: str) -> Exception:
         )
     return failures.capture_failure(
         f"{what} is of type {type(leaf).__name__}, and a program computes on arrays and numbers",
-        "declare it static (static_argnums, static_argnames), or read it from outside",
+        f"{otherwise}, or read it from outside",
     )

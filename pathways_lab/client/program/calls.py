@@ -22,7 +22,7 @@ from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 from pathways_lab.client.code import layouts, source_lines
 from pathways_lab.client.code.layouts import Requested
 from pathways_lab.client.functions import scopes
-from pathways_lab.client.functions.array_types import ArrayType, host_type, no_array
+from pathways_lab.client.functions.array_types import ArrayType, host_type, not_put
 from pathways_lab.client.functions.jit import BoundCall, CompiledFunction
 from pathways_lab.client.functions.traced_function import Body
 from pathways_lab.client.lab.devices import Slice, VirtualDevice
@@ -249,7 +249,7 @@ def put_leaf(leaf: Any, on: Slice, requested: Requested, name: str = "") -> Hand
     if not isinstance(leaf, Handle):
         kind = host_type(leaf)
         if kind is None:
-            raise no_array(leaf, "a leaf given to device_put")
+            raise not_put(leaf)
         if requested is None:
             return session.put(leaf, kind, on, layouts.replicated(on, len(kind.shape)), name)
         return session.put(leaf, kind, on, layouts.layout_of(requested, on, kind), name)

@@ -26,7 +26,7 @@ from jax.core import Tracer
 
 from pathways_lab.client.code import source_lines
 from pathways_lab.client.functions import scopes
-from pathways_lab.client.functions.array_types import ArrayType, as_here, host_type, no_array, wide
+from pathways_lab.client.functions.array_types import ArrayType, as_here, host_type, not_put, wide
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab import stats
 from pathways_lab.client.lab.devices import Slice
@@ -131,7 +131,7 @@ class Capture:
     def record_move(self, leaf: Any, move: Move, name: str) -> Any:
         """An explicit ``device_put`` of one leaf; what it becomes is called as what it was."""
         if not isinstance(leaf, Handle | Tracer) and host_type(leaf) is None:
-            raise no_array(leaf, "a leaf given to device_put")
+            raise not_put(leaf)
         return move_p.bind(self.lift(leaf), move=move)
 
     def apply(
