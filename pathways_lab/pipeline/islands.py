@@ -34,6 +34,9 @@ from pathways_lab.client.session import failures
 from pathways_lab.core.errors import refused
 from pathways_lab.pipeline.layered import Layered, Model, PartState, initial, updated
 
+CHUNKS = 4
+"""Parts of the layers, unless a user says otherwise: more overlap better, and more is sent."""
+
 State = tuple[tuple[PartState, ...], ...]
 """By slice and chunk: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
 
@@ -179,7 +182,7 @@ def data_parallel(
     loss: Callable[[Any, Any], Any],
     optimizer: Any,
     example: Any,
-    chunks: int = 4,
+    chunks: int | None = None,
     shares: Sequence[int] | None = None,
     costs: Sequence[float] | None = None,
     batch: PartitionSpec | None = None,
@@ -193,7 +196,7 @@ def data_parallel(
     slices: each has all parameters, and a share of every batch.
     example: some inputs, or their types, for estimating costs.
     chunks: in so many parts the gradients are exchanged, while the backward pass goes
-        on; 1: all at its end.
+        on; 1: all at its end.  Default: 4, or the number of layers if that is less.
     shares: by slice, how much of a batch it gets; default: as its number of devices.
         For islands that differ in speed, as their speeds.
     name: of the program, in errors and in the timeline.
@@ -213,6 +216,13 @@ def data_parallel(
         raise refused(
             f"shares {parts} for {len(slices)} slices: each slice has a share from 1 on",
             "for example shares=(1, 1) for two slices",
+        )
+    most = len(layers)
+    chunks = min(CHUNKS, most) if chunks is None else chunks
+    if not 1 <= chunks <= most:
+        raise refused(
+            f"chunks={chunks} of {most} layers: each chunk has a layer at least",
+            f"chunks={most} or less, or cut the layers finer",
         )
     model = Model.of(
         layers, slices, chunks, loss, optimizer, example=example, costs=costs, batch=batch

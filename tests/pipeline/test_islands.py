@@ -12,7 +12,7 @@ import pathways_lab as pw
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.program import Call, Transfer
 from tests.client.kit import FakeLab
-from tests.pipeline.test_automatic import LABELS, LAYERS, Descent, X, loss, plain
+from tests.pipeline.test_automatic import LABELS, LAYERS, Descent, X, layer, loss, plain
 
 
 def make(fake: FakeLab, **options: Any) -> Any:
@@ -60,10 +60,21 @@ def test_it_is_captured_from_types_alone(fake: FakeLab) -> None:
     assert [type(node) for node in typed.nodes] == [type(node) for node in real.nodes]
 
 
+@pytest.mark.parametrize(("layers", "chunks"), [(1, 1), (3, 3), (4, 4), (5, 4)])
+def test_gradients_go_in_four_parts_where_there_are_so_many_layers(
+    fake: FakeLab, layers: int, chunks: int
+) -> None:
+    on = [fake.slice(2, axes=("data",), island="island0")]
+    alike = [layer(8, 8) for _ in range(layers)]
+    x = np.ones((8, 8), np.float32)
+    both = pw.data_parallel(alike, on, loss=loss, optimizer=Descent(), example=x)
+    assert len(both.chunks) == chunks
+
+
 def test_what_cannot_be_is_refused(fake: FakeLab) -> None:
     with pytest.raises(PathwaysError, match=r"shares \(1,\) for 2 slices"):
         make(fake, shares=(1,))
-    with pytest.raises(PathwaysError, match="cannot be cut into 5 stages"):
+    with pytest.raises(PathwaysError, match="chunks=5 of 4 layers: each chunk has a layer"):
         make(fake, chunks=5)
     with pytest.raises(PathwaysError, match="2 costs for 4 layers"):
         make(fake, costs=(1.0, 1.0), chunks=2)
