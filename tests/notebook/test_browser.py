@@ -67,13 +67,13 @@ def test_without_the_server_route_a_busy_kernel_brings_the_script(page: Page, la
 
 def test_the_bars_in_the_page_are_the_records(page: Page) -> None:
     check = """
-over = lambda: ""; view._ended = over
 feed.join(); time.sleep(1.0)
 spans = [r for r in log.records if isinstance(r, Span)]
 origin = view.picture.scene.origin
 print(sum(len(s.devices) for s in spans), f"{max(s.end for s in spans) - origin:.6f}")
 """
-    page.show("bars.ipynb", feed(3, hosts=2), check)
+    goes_on = feed(3, hosts=2).replace("ended=over", 'ended=lambda: ""')
+    page.show("bars.ipynb", goes_on, check)
     page.wait_for_idle()
     printed = page.output(1).split()
     until(lambda: sum(page.source("queues-bars", "count")) == int(printed[0]))
