@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jax.interpreters import ad, batching
 
 from pathways_lab.client.functions import scopes
 from pathways_lab.client.functions.array_types import ArrayType, type_of
+from pathways_lab.client.lab.slice_request import count
 from pathways_lab.client.program.capture import Capture
 from pathways_lab.client.program.primitives import beside_p, switch_p, until_p, within_p
 from pathways_lab.client.program.transformations import derived, moving_of, refuses
@@ -130,11 +131,7 @@ def until(
         def solve(x):
             return pw.until(converged, improve, x, at_most=100)
     """
-    if not isinstance(at_most, SupportsIndex) or not 0 <= at_most <= MOST:
-        raise failures.refused(
-            f"at_most={at_most} turns of pw.until",
-            f"a whole number, 0 to {MOST}: each is in the plan",
-        )
+    at_most = count("at_most", at_most, 0, MOST)
     capture = captured_in("until")
     if capture is None:
         for _ in range(at_most):
